@@ -23,7 +23,7 @@ struct http_server {
     atomic_size_t body_bytes; // counted for requests, see http_free_body()
 };
 
-enum answer { NONE, REPLY, STREAM };
+enum http_request_answer { NONE, REPLY, STREAM };
 
 struct http_request {
     struct http_server *s;
@@ -39,7 +39,7 @@ struct http_request {
 
     pthread_mutex_t mu;       // guards the fields below
     struct MHD_Connection *c; // NULL: libmicrohttpd has finished it
-    enum answer answer;
+    enum http_request_answer answer;
     bool dispatched;  // the handler was called
     bool suspended;   // its connection is suspended
     bool hung_up;     // the client has closed at least its sending side

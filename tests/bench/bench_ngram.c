@@ -10,7 +10,7 @@
 #include "base/rng.h"
 #include "lib/lib.h"
 #include "lib/oracles/ngram_scan.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 #include "lib/models/texts.h"
 #include "proposer-svc/props/prop_ngram.h"
 #include "proposer-svc/props/prop_suffix.h"
@@ -284,19 +284,19 @@ static void print_accept_ratios(const struct texts *all, unsigned n_all)
 static struct texts own_texts(const struct texts *asked)
 {
     struct texts own = {.name = "the embedded model's own answers"};
-    struct rig rig;
+    struct model_rig rig;
     if (!asked->n)
         return own;
-    rig_open(&rig, SOURCE_DIR "/models/tales-11m-q8_0.gguf", &(struct rig_options){0});
+    model_rig_open(&rig, SOURCE_DIR "/models/tales-11m-q8_0.gguf", &(struct model_rig_options){0});
     for (unsigned i = 0; i < asked->n && i < N_OWN; i++) {
         const struct text_sample *s = &asked->samples[i];
         uint32_t n = s->n_prompt, *tokens = malloc((n + OWN_TOKENS) * sizeof(*tokens));
-        struct kv_seq seq = rig_seq(&rig);
+        struct kv_seq seq = model_rig_seq(&rig);
         memcpy(tokens, s->tokens, n * sizeof(*tokens));
         if (n > 1)
-            rig_feed(&rig, &seq, tokens, n - 1, 0, NULL);
+            model_rig_feed(&rig, &seq, tokens, n - 1, 0, NULL);
         for (; n < s->n_prompt + OWN_TOKENS; n++) {
-            const float *logits = rig_step(&rig, &seq, tokens[n - 1]);
+            const float *logits = model_rig_step(&rig, &seq, tokens[n - 1]);
             uint32_t best = 0;
             for (uint32_t v = 1; v < rig.model->params.n_vocab; v++)
                 best = logits[v] > logits[best] ? v : best;
@@ -305,7 +305,7 @@ static struct texts own_texts(const struct texts *asked)
         kv_seq_done(rig.kv, &seq);
         texts_add(&own, tokens, n, s->n_prompt);
     }
-    rig_close(&rig);
+    model_rig_close(&rig);
     return own;
 }
 

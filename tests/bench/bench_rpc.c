@@ -12,7 +12,7 @@
 #include <unistd.h>
 #include "base/log.h"
 #include "base/rng.h"
-#include "lib/clients/asker.h"
+#include "lib/clients/drafts_client.h"
 #include "lib/lib.h"
 #include "rpc/rpc.h"
 
@@ -139,18 +139,19 @@ static void bench_rounds(struct rpc_client *client, uint32_t n_sequences, const 
 static void bench_drafts(const char *target, unsigned n_sequences, const char *what)
 {
     static double us[N_ROUNDS];
-    AUTO(asker_free) struct asker *a = asker_new(&target, 1, 64);
+    AUTO(drafts_client_free) struct drafts_client *a = drafts_client_new(&target, 1, 64);
     unsigned right, n = 0;
-    if (!asker_wait_usable(a, 0, true))
+    if (!drafts_client_wait_usable(a, 0, true))
         abort();
     for (uint32_t i = 0; i < N_ROUNDS; i++) {
         double since = now_us();
-        if (asker_round(a, 0, 1, n_sequences, PROMPT + 3 * i, K, 1000000, &right) == n_sequences)
+        if (drafts_client_round(a, 0, 1, n_sequences, PROMPT + 3 * i, K, 1000000, &right) ==
+            n_sequences)
             us[n++] = now_us() - since;
     }
     print(what, us, n);
     printf("%-44s longest %4lld us\n", "  the engine thread's part of it",
-           (long long)asker_longest_ask_us(a));
+           (long long)drafts_client_longest_ask_us(a));
 }
 
 static pid_t spawn_proposer(char *target)

@@ -20,7 +20,7 @@
  * rounds. Then it has drafted tokens, accepted tokens, and rounds that accepted their whole draft.
  * K = 0 is plain decoding.
  * Later runs with the same N and FIRST must generate the same tokens. */
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,7 @@
 #define LINE 64 // bytes
 
 struct tool {
-    struct rig rig, draft;
+    struct model_rig rig, draft;
     struct kv_seq seqs[MAX_SEQUENCES], draft_seq;
     uint32_t *tokens; // (context + MAX_ROWS)
     unsigned n_seqs, context;
@@ -65,7 +65,7 @@ static uint32_t token_at(uint32_t i)
 /* ---- passes ---- */
 
 /* Adds rows for tokens after those that the sequence holds; the last n_logits want logits. */
-static void add_rows(struct rig *rig, struct kv_seq *seq, const uint32_t *tokens, unsigned n,
+static void add_rows(struct model_rig *rig, struct kv_seq *seq, const uint32_t *tokens, unsigned n,
                      unsigned n_logits)
 {
     uint32_t at = seq->len;
@@ -74,14 +74,14 @@ static void add_rows(struct rig *rig, struct kv_seq *seq, const uint32_t *tokens
     pass_plan_add_chain(&rig->plan, pass_plan_add_seq(&rig->plan, seq), tokens, at, n, n_logits);
 }
 
-static double time_plan(struct rig *rig)
+static double time_plan(struct model_rig *rig)
 {
     double from = now_ms();
     forward_run(rig->forward, &rig->plan);
     return now_ms() - from;
 }
 
-static void drop(struct rig *rig, struct kv_seq *seq, uint32_t len)
+static void drop(struct model_rig *rig, struct kv_seq *seq, uint32_t len)
 {
     kv_keep(rig->kv, seq, len < seq->len ? len : seq->len, NULL, 0);
 }
@@ -106,7 +106,7 @@ struct text {
     unsigned rounds, drafted, accepted, full;
 };
 
-static uint32_t best(const struct rig *rig, unsigned row)
+static uint32_t best(const struct model_rig *rig, unsigned row)
 {
     return rig->model->kernel->argmax(forward_logits(rig->forward, row),
                                       rig->model->params.n_vocab);
@@ -226,7 +226,7 @@ static void find_weights(struct tool *t)
 }
 
 /* Fills the rest of a context with repeated K and V of the first sequence's n_fed blocks. */
-static void repeat_context(struct tool *t, struct rig *rig, const struct kv_seq *first,
+static void repeat_context(struct tool *t, struct model_rig *rig, const struct kv_seq *first,
                            unsigned n_fed, struct kv_seq *seq)
 {
     unsigned from = seq->n_blocks;
@@ -237,11 +237,13 @@ static void repeat_context(struct tool *t, struct rig *rig, const struct kv_seq 
 }
 
 /* Computes only MAX_ROWS tokens: a prefill of 8192 for each sequence would take minutes. */
-static void feed_contexts(struct tool *t, struct rig *rig, struct kv_seq *seqs, unsigned n_seqs)
+static void feed_contexts(struct tool *t, struct model_rig *rig, struct kv_seq *seqs,
+                          unsigned n_seqs)
 {
     for (unsigned s = 0; s < n_seqs; s++)
-        seqs[s] = rig_seq(rig);
-    rig_feed(rig, &seqs[0], t->tokens, t->context < MAX_ROWS ? t->context : MAX_ROWS, 0, NULL);
+        seqs[s] = model_rig_seq(rig);
+    model_rig_feed(rig, &seqs[0], t->tokens, t->context < MAX_ROWS ? t->context : MAX_ROWS, 0,
+                   NULL);
     unsigned n_fed = seqs[0].n_blocks;
     for (unsigned s = 0; s < n_seqs; s++)
         repeat_context(t, rig, &seqs[0], n_fed, &seqs[s]);
@@ -280,30 +282,30 @@ static void answer(struct tool *t, const char *line)
     fflush(stdout);
 }
 
-static void open_model(struct tool *t, struct rig *rig, const char *path, unsigned n_threads,
+static void open_model(struct tool *t, struct model_rig *rig, const char *path, unsigned n_threads,
                        struct pool *pool)
 {
     unsigned n_blocks = t->n_seqs * ((t->context + MAX_ROWS) / KV_BLOCK + 2);
-    rig_open(rig, path,
-             &(struct rig_options){.may_be_alone = true, // both as in the verifier
-                                   .pin = true,
-                                   .blas = t->blas,
-                                   .kv_type = t->kv_type,
-                                   .n_threads = n_threads,
-                                   .pool = pool,
-                                   .max_rows = MAX_ROWS,
-                                   .n_blocks = n_blocks});
+    model_rig_open(rig, path,
+                   &(struct model_rig_options){.may_be_alone = true, // both as in the verifier
+                                               .pin = true,
+                                               .blas = t->blas,
+                                               .kv_type = t->kv_type,
+                                               .n_threads = n_threads,
+                                               .pool = pool,
+                                               .max_rows = MAX_ROWS,
+                                               .n_blocks = n_blocks});
 }
 
 static void close_all(struct tool *t)
 {
     if (t->has_draft) {
         kv_seq_done(t->draft.kv, &t->draft_seq);
-        rig_close(&t->draft);
+        model_rig_close(&t->draft);
     }
     for (unsigned s = 0; s < t->n_seqs; s++)
         kv_seq_done(t->rig.kv, &t->seqs[s]);
-    rig_close(&t->rig);
+    model_rig_close(&t->rig);
     free(t->tokens);
 }
 

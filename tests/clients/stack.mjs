@@ -33,7 +33,7 @@ export async function freePort() {
 }
 
 // Calls `ask` until its result is true. After the timeout its last error is shown.
-export async function until(what, ask, limitMs = 30000) {
+export async function until(what, ask, limitMs = 60000) {
   const end = Date.now() + limitMs * slow;
   let error = '';
   while (Date.now() < end) {

@@ -116,13 +116,14 @@ test('a prediction is most of the draft and changes nothing', async () => {
   for (const stream of [false, true]) {
     const body = {max_tokens: 120, prediction: {type: 'content', content: words.join(' ')}};
     let accepted = 0, rejected = 0;
-    for (let i = 0; i < 10 && (accepted < 40 || accepted <= 1.5 * rejected); i++) { // drafts may be late on a busy machine
+    const enough = () => rejected > 0 && accepted >= 40 && accepted > 1.5 * rejected;
+    for (let i = 0; i < 40 && !enough(); i++) { // drafts may be late on a busy machine
       const answer = stream ? await readStream(await chat({...body, stream, stream_options: {include_usage: true}})) : await chat(body);
       assert.equal(answer.text ?? answer.choices[0].message.content, text);
       assert.equal(answer.usage.completion_tokens, 120);
       ({accepted_prediction_tokens: accepted, rejected_prediction_tokens: rejected} = answer.usage.completion_tokens_details);
     }
-    assert.ok(rejected > 0 && accepted >= 40 && accepted > 1.5 * rejected, `${accepted} accepted, ${rejected} rejected`);
+    assert.ok(enough(), `${accepted} accepted, ${rejected} rejected`);
   }
 });
 
@@ -133,9 +134,12 @@ test('speculation on and off give the same text', async () => {
 });
 
 test('a draft that is shorter than asked for is left out', async () => {
-  const plain = await chat({max_tokens: 100});
+  let plain;
+  await until('drafts come in time', async () => { // drafts may be late on a busy machine
+    plain = await chat({max_tokens: 100});
+    return plain.metrics.speculative_decoding.num_draft_tokens > 0;
+  });
   const without = await chat({max_tokens: 100, speculative: {n_min: 64, p_min: 0.1}});
-  assert.ok(plain.metrics.speculative_decoding.num_draft_tokens > 0);
   assert.equal(without.metrics.speculative_decoding.num_draft_tokens, 0);
   assert.equal(without.choices[0].message.content, plain.choices[0].message.content);
 });

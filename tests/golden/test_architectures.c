@@ -2,7 +2,7 @@
  * double. */
 #include "base/rng.h"
 #include "lib/lib.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 #include "lib/models/tiny.h"
 #include "lib/models/weights.h"
 #include <math.h>
@@ -21,12 +21,12 @@ static double distance(const struct tiny *t, const struct tiny *believed)
     for (uint32_t i = 0; i < N; i++)
         tokens[i] = (uint32_t)(rng_splitmix64(i) % TINY_VOCAB);
     tiny_logits(believed, file, len, tokens, N, want);
-    struct rig rig;
-    rig_open_memory(&rig, file, len, &(struct rig_options){0});
-    struct kv_seq seq = rig_seq(&rig);
-    rig_feed(&rig, &seq, tokens, N, 0, got);
+    struct model_rig rig;
+    model_rig_open_memory(&rig, file, len, &(struct model_rig_options){0});
+    struct kv_seq seq = model_rig_seq(&rig);
+    model_rig_feed(&rig, &seq, tokens, N, 0, got);
     kv_seq_done(rig.kv, &seq);
-    rig_close(&rig);
+    model_rig_close(&rig);
     free(file);
     double off = 0, all = 0;
     for (uint32_t i = 0; i < N * TINY_VOCAB; i++) {

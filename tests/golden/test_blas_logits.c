@@ -6,23 +6,23 @@
 #include <string.h>
 #include "base/rng.h"
 #include "lib/lib.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 #include "lib/models/tiny.h"
 
 #define N 300 // tokens of a prompt, enough rows for OpenBLAS
 
 static void logits_of(const void *file, size_t len, bool blas, float *to)
 {
-    struct rig rig;
+    struct model_rig rig;
     uint32_t tokens[N];
     for (uint32_t i = 0; i < N; i++)
         tokens[i] = (uint32_t)(rng_splitmix64(i) % TINY_VOCAB);
-    rig_open_memory(&rig, file, len,
-                    &(struct rig_options){.blas = blas, .n_threads = 3, .max_rows = N});
-    struct kv_seq seq = rig_seq(&rig);
-    rig_feed(&rig, &seq, tokens, N, 0, to);
+    model_rig_open_memory(&rig, file, len,
+                          &(struct model_rig_options){.blas = blas, .n_threads = 3, .max_rows = N});
+    struct kv_seq seq = model_rig_seq(&rig);
+    model_rig_feed(&rig, &seq, tokens, N, 0, to);
     kv_seq_done(rig.kv, &seq);
-    rig_close(&rig);
+    model_rig_close(&rig);
 }
 
 /* Root mean square of the difference, divided by the root mean square of the logits. 0 only if all

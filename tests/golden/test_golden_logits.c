@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "lib/lib.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 
 #define MAX_TOKENS 1024
 
@@ -96,8 +96,8 @@ static void check_file(const char *name, double tolerance, double deviation)
     const char *path = all ? lib_shared(name) : NULL;
     if (!path)
         skip();
-    struct rig rig;
-    rig_open(&rig, path, &(struct rig_options){.n_threads = 2});
+    struct model_rig rig;
+    model_rig_open(&rig, path, &(struct model_rig_options){.n_threads = 2});
     uint32_t n_vocab = rig.model->params.n_vocab;
     float *logits = calloc((size_t)MAX_TOKENS * n_vocab, sizeof(float));
     assert_non_null(logits);
@@ -108,9 +108,9 @@ static void check_file(const char *name, double tolerance, double deviation)
                        item)
     {
         static struct prompt p;
-        struct kv_seq seq = rig_seq(&rig);
+        struct kv_seq seq = model_rig_seq(&rig);
         read_prompt(item, &p);
-        rig_feed(&rig, &seq, p.ids, p.n, 0, logits);
+        model_rig_feed(&rig, &seq, p.ids, p.n, 0, logits);
         compare(&p, logits, n_vocab, &d);
         kv_seq_done(rig.kv, &seq);
     }
@@ -119,7 +119,7 @@ static void check_file(const char *name, double tolerance, double deviation)
            "%.4f\n",
            name, d.off, sqrt(d.squares / d.n), d.below);
     free(logits);
-    rig_close(&rig);
+    model_rig_close(&rig);
     json_decref(all);
     assert_true(d.off <= tolerance);
     assert_true(sqrt(d.squares / d.n) <= deviation);
@@ -182,8 +182,8 @@ static void free_run(const char *name, uint32_t n_whole)
     const char *path = all ? lib_shared(name) : NULL;
     if (!path)
         skip();
-    struct rig rig;
-    rig_open(&rig, path, &(struct rig_options){.n_threads = 2});
+    struct model_rig rig;
+    model_rig_open(&rig, path, &(struct model_rig_options){.n_threads = 2});
     uint32_t n_vocab = rig.model->params.n_vocab, n_done = 0, n_tokens = 0;
     const json_t *item;
     size_t i;
@@ -191,12 +191,12 @@ static void free_run(const char *name, uint32_t n_whole)
                        item)
     {
         static struct prompt p;
-        struct kv_seq seq = rig_seq(&rig);
+        struct kv_seq seq = model_rig_seq(&rig);
         read_prompt(item, &p);
-        rig_feed(&rig, &seq, p.ids, p.n_ids - 1, 0, NULL);
+        model_rig_feed(&rig, &seq, p.ids, p.n_ids - 1, 0, NULL);
         uint32_t n = n_certain(&p), token = p.ids[p.n_ids - 1];
         for (uint32_t k = 0; k < n; k++) {
-            token = rig.model->kernel->argmax(rig_step(&rig, &seq, token), n_vocab);
+            token = rig.model->kernel->argmax(model_rig_step(&rig, &seq, token), n_vocab);
             if (token != p.ids[p.n_ids + k])
                 fail_msg("%s: prompt %d token %u differs", name, (int)i, k);
         }
@@ -205,7 +205,7 @@ static void free_run(const char *name, uint32_t n_whole)
         kv_seq_done(rig.kv, &seq);
     }
     printf("%s: %u tokens, %u of %d continuations whole\n", name, n_tokens, n_done, (int)i);
-    rig_close(&rig);
+    model_rig_close(&rig);
     json_decref(all);
     assert_int_equal(n_done, n_whole);
 }

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include "lib/lib.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 #include "lib/models/texts.h"
 
 #define EMBEDDED SOURCE_DIR "/models/tales-11m-q8_0.gguf"
@@ -19,24 +19,25 @@ static double loss_of(const struct kernel *k, const float *logits, uint32_t n, u
 /* The perplexity of all tokens except the first of each document. */
 static double perplexity(const struct texts *t, enum kernel_kv type)
 {
-    struct rig r;
+    struct model_rig r;
     double sum = 0;
     uint32_t n = 0;
-    rig_open(&r, EMBEDDED, &(struct rig_options){.kv_type = type, .n_threads = 2, .max_rows = 64});
+    model_rig_open(&r, EMBEDDED,
+                   &(struct model_rig_options){.kv_type = type, .n_threads = 2, .max_rows = 64});
     size_t n_vocab = r.model->params.n_vocab;
     AUTO(mem_free) float *logits = calloc(MAX_TOKENS * n_vocab, sizeof(*logits));
     assert_non_null(logits);
     for (unsigned i = 0; i < t->n; i++) {
         const struct text_sample *s = &t->samples[i];
         uint32_t n_tokens = s->n < MAX_TOKENS ? s->n : MAX_TOKENS;
-        struct kv_seq seq = rig_seq(&r);
-        rig_feed(&r, &seq, s->tokens, n_tokens, 0, logits);
+        struct kv_seq seq = model_rig_seq(&r);
+        model_rig_feed(&r, &seq, s->tokens, n_tokens, 0, logits);
         kv_seq_done(r.kv, &seq);
         for (uint32_t at = 0; at + 1 < n_tokens; at++, n++)
             sum += loss_of(r.model->kernel, logits + at * n_vocab, (uint32_t)n_vocab,
                            s->tokens[at + 1]);
     }
-    rig_close(&r);
+    model_rig_close(&r);
     double got = exp(sum / n);
     print_message("%s: perplexity %.4f of %u tokens in %u documents\n", kernel_kv_name(type), got,
                   n, t->n);

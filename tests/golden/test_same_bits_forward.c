@@ -2,7 +2,7 @@
  * chunks, neighbours, tiers, trees, rollbacks. */
 #include "base/rng.h"
 #include "lib/lib.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 #include "lib/rigs/kernel_tiers.h"
 #include "lib/models/tiny.h"
 #include "lib/models/weights.h"
@@ -35,19 +35,19 @@ static void assert_same(const float *got, const float *want, size_t n, const cha
         fail_msg("%s: other bits", what);
 }
 
-static float *logits_of(struct rig *r, const uint32_t *tokens, uint32_t n, uint32_t chunk)
+static float *logits_of(struct model_rig *r, const uint32_t *tokens, uint32_t n, uint32_t chunk)
 {
     float *logits = calloc((size_t)n * r->model->params.n_vocab, sizeof(*logits));
     assert_non_null(logits);
-    struct kv_seq seq = rig_seq(r);
-    rig_feed(r, &seq, tokens, n, chunk, logits);
+    struct kv_seq seq = model_rig_seq(r);
+    model_rig_feed(r, &seq, tokens, n, chunk, logits);
     kv_seq_done(r->kv, &seq);
     return logits;
 }
 
 /* ---- threads, chunks, tiers ---- */
 
-static void compare_ways(struct rig *r, const uint32_t *tokens, uint32_t n, const float *want,
+static void compare_ways(struct model_rig *r, const uint32_t *tokens, uint32_t n, const float *want,
                          const char *what)
 {
     const uint32_t chunks[] = {1, 16, 64, 512};
@@ -66,17 +66,17 @@ static void threads_and_chunks_and_tiers_change_nothing(void **state)
     uint32_t tokens[N];
     for (unsigned t = 0; t < n_tiers; t++)
         for (unsigned threads = 1; threads <= 3; threads++) {
-            struct rig r;
-            rig_open(&r, EMBEDDED,
-                     &(struct rig_options){.kv_type = kv_type,
-                                           .tier = tiers[t]->name,
-                                           .n_threads = threads,
-                                           .max_rows = 512});
+            struct model_rig r;
+            model_rig_open(&r, EMBEDDED,
+                           &(struct model_rig_options){.kv_type = kv_type,
+                                                       .tier = tiers[t]->name,
+                                                       .n_threads = threads,
+                                                       .max_rows = 512});
             random_tokens(tokens, N, r.model->params.n_vocab, 1);
             if (!want)
                 want = logits_of(&r, tokens, N, 0);
             compare_ways(&r, tokens, N, want, tiers[t]->name);
-            rig_close(&r);
+            model_rig_close(&r);
         }
 }
 
@@ -88,17 +88,18 @@ static void long_contexts_change_nothing(void **state)
     AUTO(mem_free) float *want = NULL;
     uint32_t tokens[N_LONG];
     for (unsigned t = 0; t < n_tiers; t++) {
-        struct rig r;
-        rig_open(&r, EMBEDDED,
-                 &(struct rig_options){
-                     .kv_type = kv_type, .tier = tiers[t]->name, .n_threads = 2, .max_rows = 512});
+        struct model_rig r;
+        model_rig_open(
+            &r, EMBEDDED,
+            &(struct model_rig_options){
+                .kv_type = kv_type, .tier = tiers[t]->name, .n_threads = 2, .max_rows = 512});
         random_tokens(tokens, N_LONG, r.model->params.n_vocab, 2);
         AUTO(mem_free) float *got = logits_of(&r, tokens, N_LONG, t % 2 ? 0 : 37);
         if (want)
             assert_same(got, want, (size_t)N_LONG * r.model->params.n_vocab, tiers[t]->name);
         else
             want = TAKE(got);
-        rig_close(&r);
+        model_rig_close(&r);
     }
 }
 
@@ -121,18 +122,18 @@ static void every_type_has_the_same_bits_everywhere(void **state)
         uint32_t tokens[40];
         random_tokens(tokens, 40, TINY_VOCAB, 3);
         for (unsigned t = 0; t < n_tiers; t++) {
-            struct rig r;
-            rig_open_memory(&r, file, len,
-                            &(struct rig_options){.kv_type = kv_type,
-                                                  .tier = tiers[t]->name,
-                                                  .n_threads = 1 + t % 2});
+            struct model_rig r;
+            model_rig_open_memory(&r, file, len,
+                                  &(struct model_rig_options){.kv_type = kv_type,
+                                                              .tier = tiers[t]->name,
+                                                              .n_threads = 1 + t % 2});
             if (!want)
                 want = logits_of(&r, tokens, 40, 0);
             for (uint32_t chunk = 1; chunk <= 40; chunk = chunk * 3 + 1) {
                 AUTO(mem_free) float *got = logits_of(&r, tokens, 40, chunk);
                 assert_same(got, want, 40 * TINY_VOCAB, weights_types[i].name);
             }
-            rig_close(&r);
+            model_rig_close(&r);
         }
     }
 }
@@ -143,16 +144,17 @@ static void passes_run_alone_have_the_same_bits(void **state)
     AUTO(mem_free) float *want = NULL;
     uint32_t tokens[N];
     for (int alone = 0; alone < 2; alone++) {
-        struct rig r;
-        rig_open(&r, EMBEDDED,
-                 &(struct rig_options){.kv_type = kv_type, .n_threads = 2, .may_be_alone = alone});
+        struct model_rig r;
+        model_rig_open(
+            &r, EMBEDDED,
+            &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2, .may_be_alone = alone});
         random_tokens(tokens, N, r.model->params.n_vocab, 4);
         AUTO(mem_free) float *got = logits_of(&r, tokens, N, 0);
         if (want)
             assert_same(got, want, (size_t)N * r.model->params.n_vocab, "alone");
         else
             want = TAKE(got);
-        rig_close(&r);
+        model_rig_close(&r);
     }
 }
 
@@ -161,7 +163,7 @@ static void passes_run_alone_have_the_same_bits(void **state)
 #define N_SEQS 5
 
 struct crowd {
-    struct rig rig;
+    struct model_rig rig;
     struct kv_seq seqs[N_SEQS];
     uint32_t tokens[N_SEQS][N];
     float *want[N_SEQS]; // (N, n_vocab), each sequence alone
@@ -169,12 +171,12 @@ struct crowd {
 
 static void open_crowd(struct crowd *c)
 {
-    rig_open(&c->rig, EMBEDDED,
-             &(struct rig_options){.kv_type = kv_type, .n_threads = 2, .max_rows = 96});
+    model_rig_open(&c->rig, EMBEDDED,
+                   &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2, .max_rows = 96});
     for (uint32_t s = 0; s < N_SEQS; s++) {
         random_tokens(c->tokens[s], N, c->rig.model->params.n_vocab, 10 + s);
         c->want[s] = logits_of(&c->rig, c->tokens[s], N, 0);
-        c->seqs[s] = rig_seq(&c->rig);
+        c->seqs[s] = model_rig_seq(&c->rig);
     }
 }
 
@@ -184,7 +186,7 @@ static void close_crowd(struct crowd *c)
         free(c->want[s]);
         kv_seq_done(c->rig.kv, &c->seqs[s]);
     }
-    rig_close(&c->rig);
+    model_rig_close(&c->rig);
 }
 
 /* Adds the next rows of a sequence, n at most. */
@@ -260,7 +262,7 @@ static uint32_t depth_of(const struct tree *t, int32_t node)
 }
 
 /* Runs the last token and a tree below it. */
-static void run_tree(struct rig *r, struct kv_seq *seq, uint32_t token, const struct tree *t)
+static void run_tree(struct model_rig *r, struct kv_seq *seq, uint32_t token, const struct tree *t)
 {
     uint32_t base = seq->len;
     assert_int_equal(kv_grow(r->kv, seq, (uint32_t)t->n + 1), 0);
@@ -285,16 +287,16 @@ static uint32_t path_to(const struct tree *t, int32_t node, uint32_t *path)
 }
 
 /* A node's logits are those of the chain from the beginning to it. */
-static void assert_node(struct rig *tree_rig, struct rig *r, const uint32_t *context, uint32_t n,
-                        const struct tree *t, int32_t node)
+static void assert_node(struct model_rig *tree_rig, struct model_rig *r, const uint32_t *context,
+                        uint32_t n, const struct tree *t, int32_t node)
 {
     uint32_t tokens[N + MAX_TREE], path[MAX_TREE], n_path = path_to(t, node, path);
     memcpy(tokens, context, n * sizeof(*tokens));
     for (uint32_t i = 0; i < n_path; i++)
         tokens[n + i] = t->tokens[path[i]];
-    struct kv_seq seq = rig_seq(r);
-    rig_feed(r, &seq, tokens, n + n_path - 1, 0, NULL);
-    const float *want = rig_step(r, &seq, tokens[n + n_path - 1]);
+    struct kv_seq seq = model_rig_seq(r);
+    model_rig_feed(r, &seq, tokens, n + n_path - 1, 0, NULL);
+    const float *want = model_rig_step(r, &seq, tokens[n + n_path - 1]);
     assert_same(forward_logits(tree_rig->forward, (uint32_t)node + 1), want,
                 r->model->params.n_vocab, "tree");
     kv_seq_done(r->kv, &seq);
@@ -303,62 +305,63 @@ static void assert_node(struct rig *tree_rig, struct rig *r, const uint32_t *con
 static void a_tree_equals_its_chains(void **state)
 {
     (void)state;
-    struct rig a, b;
+    struct model_rig a, b;
     uint32_t context[N];
-    rig_open(&a, EMBEDDED, &(struct rig_options){.kv_type = kv_type, .n_threads = 2});
-    rig_open(&b, EMBEDDED, &(struct rig_options){.kv_type = kv_type});
+    model_rig_open(&a, EMBEDDED, &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2});
+    model_rig_open(&b, EMBEDDED, &(struct model_rig_options){.kv_type = kv_type});
     random_tokens(context, N, a.model->params.n_vocab, 20);
     for (dice_state = 0; dice_state < 6; dice_state++) {
         uint64_t seed = dice_state;
         uint32_t n = 1 + dice(60);
         struct tree t = random_tree(a.model->params.n_vocab);
-        struct kv_seq seq = rig_seq(&a);
-        rig_feed(&a, &seq, context, n - 1, 0, NULL);
+        struct kv_seq seq = model_rig_seq(&a);
+        model_rig_feed(&a, &seq, context, n - 1, 0, NULL);
         run_tree(&a, &seq, context[n - 1], &t);
         for (int32_t node = 0; node < t.n; node += 3)
             assert_node(&a, &b, context, n, &t, node);
         kv_seq_done(a.kv, &seq);
         dice_state = seed;
     }
-    rig_close(&a);
-    rig_close(&b);
+    model_rig_close(&a);
+    model_rig_close(&b);
 }
 
 /* A second child is not in storage order, so every row below it has a tail. */
 static void a_tree_may_be_as_deep_as_promised(void **state)
 {
     (void)state;
-    struct rig a, b;
+    struct model_rig a, b;
     struct tree t = {.n = MAX_TREE};
     uint32_t context[N], n = 20;
-    rig_open(&a, EMBEDDED,
-             &(struct rig_options){.kv_type = kv_type, .n_threads = 2, .max_rows = MAX_TREE + 1});
-    rig_open(&b, EMBEDDED, &(struct rig_options){.kv_type = kv_type});
+    model_rig_open(
+        &a, EMBEDDED,
+        &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2, .max_rows = MAX_TREE + 1});
+    model_rig_open(&b, EMBEDDED, &(struct model_rig_options){.kv_type = kv_type});
     random_tokens(context, n, a.model->params.n_vocab, 22);
     random_tokens(t.tokens, MAX_TREE, a.model->params.n_vocab, 23);
     for (int32_t i = 0; i < t.n; i++)
         t.parents[i] = i < 2 ? -1 : i - 1;
-    struct kv_seq seq = rig_seq(&a);
-    rig_feed(&a, &seq, context, n - 1, 0, NULL);
+    struct kv_seq seq = model_rig_seq(&a);
+    model_rig_feed(&a, &seq, context, n - 1, 0, NULL);
     run_tree(&a, &seq, context[n - 1], &t);
     assert_int_equal(depth_of(&t, t.n - 1), FORWARD_MAX_DEPTH);
     assert_node(&a, &b, context, n, &t, t.n - 1);
     kv_seq_done(a.kv, &seq);
-    rig_close(&a);
-    rig_close(&b);
+    model_rig_close(&a);
+    model_rig_close(&b);
 }
 
 /* Accepts a path of a tree, continues, and compares with a sequence without trees. */
 static void accepted_paths_equal_chains_that_never_branched(void **state)
 {
     (void)state;
-    struct rig a;
+    struct model_rig a;
     uint32_t tokens[N + TREE * 20] = {0}, n = 40;
-    rig_open(&a, EMBEDDED, &(struct rig_options){.kv_type = kv_type, .n_threads = 2});
+    model_rig_open(&a, EMBEDDED, &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2});
     uint32_t n_vocab = a.model->params.n_vocab;
     random_tokens(tokens, n, n_vocab, 21);
-    struct kv_seq seq = rig_seq(&a);
-    rig_feed(&a, &seq, tokens, n - 1, 0, NULL);
+    struct kv_seq seq = model_rig_seq(&a);
+    model_rig_feed(&a, &seq, tokens, n - 1, 0, NULL);
     dice_state = 9;
     for (int round = 0; round < 12; round++) {
         struct tree t = random_tree(n_vocab);
@@ -374,11 +377,11 @@ static void accepted_paths_equal_chains_that_never_branched(void **state)
         tokens[n++] = dice(n_vocab); // the correction or bonus
     }
     AUTO(mem_free) float *got = calloc(n_vocab, sizeof(*got));
-    memcpy(got, rig_step(&a, &seq, tokens[n - 1]), n_vocab * sizeof(*got));
+    memcpy(got, model_rig_step(&a, &seq, tokens[n - 1]), n_vocab * sizeof(*got));
     AUTO(mem_free) float *want = logits_of(&a, tokens, n, 0);
     assert_same(got, want + (size_t)(n - 1) * n_vocab, n_vocab, "after kept paths");
     kv_seq_done(a.kv, &seq);
-    rig_close(&a);
+    model_rig_close(&a);
 }
 
 /* ---- rollbacks ---- */
@@ -435,10 +438,10 @@ static void a_fork_continues_like_its_origin(void **state)
     static struct crowd c;
     open_crowd(&c);
     size_t n_vocab = c.rig.model->params.n_vocab;
-    rig_feed(&c.rig, &c.seqs[0], c.tokens[0], 100, 0, NULL);
+    model_rig_feed(&c.rig, &c.seqs[0], c.tokens[0], 100, 0, NULL);
     for (uint32_t s = 1; s < N_SEQS; s++) {
         assert_int_equal(kv_fork(c.rig.kv, &c.seqs[0], 60 + 9 * s, &c.seqs[s]), 0);
-        const float *got = rig_step(&c.rig, &c.seqs[s], c.tokens[0][60 + 9 * s]);
+        const float *got = model_rig_step(&c.rig, &c.seqs[s], c.tokens[0][60 + 9 * s]);
         assert_same(got, c.want[0] + (60 + 9 * s) * n_vocab, n_vocab, "fork");
     }
     close_crowd(&c);
@@ -449,8 +452,8 @@ static void a_fork_continues_like_its_origin(void **state)
 static void hidden_rows_are_the_same_in_any_chunk(void **state)
 {
     (void)state;
-    struct rig r;
-    rig_open(&r, EMBEDDED, &(struct rig_options){.kv_type = kv_type, .n_threads = 2});
+    struct model_rig r;
+    model_rig_open(&r, EMBEDDED, &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2});
     const struct model_params *p = &r.model->params;
     const uint32_t layers[] = {0, 1, p->n_layers, p->n_layers + 1};
     assert_int_equal(forward_want_hidden(r.forward, layers, 4), 0);
@@ -459,9 +462,9 @@ static void hidden_rows_are_the_same_in_any_chunk(void **state)
     size_t bytes = p->n_embd * sizeof(float);
     AUTO(mem_free) float *want = calloc(4 * 32, bytes), *embd = calloc(1, bytes);
     for (uint32_t chunk = 32; chunk > 0; chunk /= 2) {
-        struct kv_seq seq = rig_seq(&r);
+        struct kv_seq seq = model_rig_seq(&r);
         for (uint32_t at = 0; at < 32; at += chunk) {
-            rig_feed(&r, &seq, tokens + at, chunk, 0, NULL);
+            model_rig_feed(&r, &seq, tokens + at, chunk, 0, NULL);
             for (uint32_t h = 0; h < 4; h++)
                 for (uint32_t i = 0; i < chunk; i++) {
                     float *w = want + (h * 32 + at + i) * p->n_embd;
@@ -474,13 +477,13 @@ static void hidden_rows_are_the_same_in_any_chunk(void **state)
     }
     kernel_dequant_packed(&r.model->embd, tokens[5], embd);
     assert_same(want + 5 * p->n_embd, embd, p->n_embd, "the first layer's input");
-    rig_close(&r);
+    model_rig_close(&r);
 }
 
 #define N_HIDDEN 20
 
 /* A model whose sums the test can repeat plainly, with the first n_layers only. */
-static void open_layers(struct rig *r, uint32_t n_layers, void **ret_file)
+static void open_layers(struct model_rig *r, uint32_t n_layers, void **ret_file)
 {
     struct tiny tiny = {.arch = "llama",
                         .type = KERNEL_F32,
@@ -489,7 +492,7 @@ static void open_layers(struct rig *r, uint32_t n_layers, void **ret_file)
                         .seed = 31};
     size_t len;
     *ret_file = tiny_write(&tiny, &len);
-    rig_open_memory(r, *ret_file, len, &(struct rig_options){.kv_type = kv_type});
+    model_rig_open_memory(r, *ret_file, len, &(struct model_rig_options){.kv_type = kv_type});
 }
 
 static void assert_near(float got, double want, double size, const char *what)
@@ -526,7 +529,7 @@ static void assert_head(const struct model *m, const float *after, const float *
 static void hidden_rows_are_what_they_are_called(void **state)
 {
     (void)state;
-    struct rig whole, cut[3]; // of 3 layers; of 1 and 2
+    struct model_rig whole, cut[3]; // of 3 layers; of 1 and 2
     AUTO(mem_free) void *file = NULL;
     void *cut_file[3];
     const uint32_t layers[] = {0, 1, 2, 3, 4};
@@ -549,9 +552,9 @@ static void hidden_rows_are_what_they_are_called(void **state)
         assert_norm(whole.model, before, after);
         assert_head(whole.model, after, logits + i * TINY_VOCAB);
     }
-    rig_close(&whole);
+    model_rig_close(&whole);
     for (uint32_t l = 1; l < 3; l++) {
-        rig_close(&cut[l]);
+        model_rig_close(&cut[l]);
         free(cut_file[l]);
     }
 }
@@ -559,24 +562,24 @@ static void hidden_rows_are_what_they_are_called(void **state)
 static void hidden_rows_that_do_not_exist_are_refused(void **state)
 {
     (void)state;
-    struct rig r;
-    rig_open(&r, EMBEDDED, &(struct rig_options){.kv_type = kv_type});
+    struct model_rig r;
+    model_rig_open(&r, EMBEDDED, &(struct model_rig_options){.kv_type = kv_type});
     const uint32_t beyond = r.model->params.n_layers + 2, many[FORWARD_MAX_HIDDEN + 1] = {0};
     assert_true(forward_want_hidden(r.forward, &beyond, 1) < 0);
     assert_true(forward_want_hidden(r.forward, many, FORWARD_MAX_HIDDEN + 1) < 0);
     assert_int_equal(forward_want_hidden(r.forward, many, 1), 0);
     assert_int_equal(forward_want_hidden(r.forward, NULL, 0), 0);
-    rig_close(&r);
+    model_rig_close(&r);
 }
 
 /* A pass without rows is nothing. */
 static void an_empty_batch_is_nothing(void **state)
 {
     (void)state;
-    struct rig r;
-    rig_open(&r, EMBEDDED, &(struct rig_options){.kv_type = kv_type, .n_threads = 2});
+    struct model_rig r;
+    model_rig_open(&r, EMBEDDED, &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2});
     forward_run(r.forward, &r.plan);
-    rig_close(&r);
+    model_rig_close(&r);
 }
 
 int main(void)

@@ -1,4 +1,4 @@
-"""The file is the prefix: kv_take() is declared in kv.h. A public name is declared in one header only."""
+"""The file is the prefix: kv_take() and struct kv_seq are declared in kv.h. A public name is declared in one header only."""
 import collections
 import glob
 import os
@@ -16,8 +16,23 @@ FAMILIES = [  # file, prefix, why
     (r"openai_\w+", "openai_", "several files implement the OpenAI API"),
 ]
 
+# The same for structs, unions, enums and typedefs.
+TYPE_FAMILIES = [
+    (r"pass_plan", "pass_", "rows and sequences of a pass; the plan lists them"),
+    (r"tool_parser", "tool_", "calls and formats of tools, which other files use without the parser"),
+    (r"routes", "gateway", "what all endpoints use: the gateway itself"),
+]
+
+# Headers whose types other rooms cannot name.
+PRIVATE = [
+    (r".*_impl\.h", "shared by the files of one module"),
+    (r"common/kernel/kernel_\w+\.h", "parts of kernel_<isa>.c, included by kernel sources only"),
+]
+
 # Macros that declare functions on a line by themselves.
 DECLARING = re.compile(r"\b(?:DEFINE_AUTO|_Static_assert|static_assert)\b\s*\(")
+
+ATTRIBUTE = re.compile(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)")
 
 
 def bare(text):
@@ -53,7 +68,7 @@ def statements(text):
 def functions(text):
     """(line, name) of each function that other files may call: neither static nor inline."""
     for line, statement in statements(bare(text)):
-        statement = re.sub(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)", "", statement)
+        statement = ATTRIBUTE.sub("", statement)
         while True:  # a macro without a semicolon is part of the next statement
             m = DECLARING.match(statement)
             if not m:
@@ -69,6 +84,32 @@ def tags(text):
     text = bare(text)
     for m in re.finditer(r"\b(struct|union|enum)\s+(\w+)\s*\{", text):
         yield text.count("\n", 0, m.start()) + 1, f"{m.group(1)} {m.group(2)}"
+
+
+def types(text):
+    """(line, name) of each type that is defined: struct, union, enum, typedef."""
+    for line, tag in tags(text):
+        yield line, tag.split()[1]
+    for line, statement in statements(bare(text)):
+        statement = ATTRIBUTE.sub("", statement)
+        m = re.match(r"typedef\b.*?(?:\(\*\s*(\w+)\)|(\w+))\s*(?:\[[^\]]*\]\s*)*(?:\([^*].*\))?$", statement)
+        if m:
+            yield line, m.group(1) or m.group(2)
+
+
+def type_prefixes(path):
+    """Those of the functions; also the singular: event_batch is in events.h."""
+    stem = os.path.splitext(os.path.basename(path))[0]
+    yield from prefixes(path)
+    if stem.endswith("s"):
+        yield stem[:-1]
+    for file, prefix, _ in TYPE_FAMILIES:
+        if re.fullmatch(file, stem):
+            yield prefix
+
+
+def is_private(path):
+    return any(re.fullmatch(pattern, path) for pattern, _ in PRIVATE)
 
 
 def prefixes(path):
@@ -109,6 +150,12 @@ def misnamed():
             if not any(begins(name, p) for p in prefixes(path))]
 
 
+def misnamed_types():
+    return [f"{path}:{line}: type {name} does not begin with {os.path.splitext(os.path.basename(path))[0]}_"
+            for path, text in headers(SERVICES) if not is_private(path) for line, name in types(text)
+            if not any(begins(name, p) for p in type_prefixes(path))]
+
+
 def repeated():
     places = collections.defaultdict(dict)
     for path, text in headers(FOLDERS):
@@ -147,6 +194,19 @@ kv_name(void) __attribute__((cold));
     def test_tags_are_found(self):
         self.assertEqual(list(tags(self.TEXT)), [(5, "struct kv_seq"), (6, "enum kv_kind")])
 
+    def test_types_are_found(self):
+        self.assertEqual(list(types(self.TEXT)), [(5, "kv_seq"), (6, "kv_kind"), (16, "kv_fn")])
+        self.assertEqual([name for _, name in types("typedef float kv_sums[4 * 2] __attribute__((aligned(64)));"
+                                                    "typedef void kv_job(struct a *s, const struct b *j);"
+                                                    "typedef int (*kv_get)(void *, void (*)(int)); typedef struct a kv_a;")],
+                         ["kv_sums", "kv_job", "kv_get", "kv_a"])
+
+    def test_types_may_begin_with_the_singular(self):
+        self.assertIn("event", type_prefixes("nowhere/events.h"))
+        self.assertIn("tool_", type_prefixes("gateway/openai/tool_parser.h"))
+        self.assertTrue(is_private("verifier-svc/engine/engine_impl.h"))
+        self.assertFalse(is_private("common/kernel/kernel.h"))
+
     def test_prefixes_are_of_the_file_and_its_family(self):
         self.assertEqual(list(prefixes("nowhere/kv_index.h")), ["kv_index", "kv_indexs"])  # no kv.h beside it
         self.assertIn("rpc", prefixes("common/rpc/rpc_client.h"))
@@ -166,6 +226,15 @@ class Names(unittest.TestCase):
         found = misnamed()
         self.assertFalse(found, "\n" + "\n".join(found))
 
+    def test_types_begin_with_the_file(self):
+        found = misnamed_types()
+        self.assertFalse(found, "\n" + "\n".join(found))
+
+    def test_exceptions_are_needed(self):
+        stems = {os.path.splitext(os.path.basename(path))[0] for path, _ in headers(SERVICES)}
+        for file, *_ in FAMILIES + TYPE_FAMILIES:
+            self.assertTrue(any(re.fullmatch(file, stem) for stem in stems), file)
+
     def test_a_public_name_stands_in_one_header(self):
         found = repeated()
         self.assertFalse(found, "\n" + "\n".join(found))
@@ -173,6 +242,6 @@ class Names(unittest.TestCase):
 
 if __name__ == "__main__":
     if "--report" in sys.argv:
-        print("\n".join([*misnamed(), *repeated()]))
+        print("\n".join([*misnamed(), *misnamed_types(), *repeated()]))
     else:
         unittest.main()

@@ -8,23 +8,23 @@
 
 /* ---- distributions ---- */
 
-#define FLAT_LAW(name, ...)                                                                        \
+#define FLAT(name, ...)                                                                            \
     void name(const uint32_t *before, unsigned n, double w[V])                                     \
     {                                                                                              \
         (void)before, (void)n;                                                                     \
         memcpy(w, (double[V]){__VA_ARGS__}, V * sizeof(double));                                   \
     }
-FLAT_LAW(law_bin_p, 1, 2)
-FLAT_LAW(law_bin_q, 2, 1)
-FLAT_LAW(law_a_p, 5, 3, 2)
-FLAT_LAW(law_a_q, 6, 1, 3)
-FLAT_LAW(law_a_q_best, 1)       // one-hot
-FLAT_LAW(law_a_q_top2, 6, 0, 3) // cut to its two best
-FLAT_LAW(law_b_p, 4, 2, 1, 1)
-FLAT_LAW(law_b_q, 1, 1, 1, 1)
-FLAT_LAW(law_tilted_p, 7, 3)
-FLAT_LAW(law_even_q, 1, 1)
-FLAT_LAW(law_no_third_p, 5, 3, 0) // a grammar forbids the third token of A
+FLAT(chances_bin_p, 1, 2)
+FLAT(chances_bin_q, 2, 1)
+FLAT(chances_a_p, 5, 3, 2)
+FLAT(chances_a_q, 6, 1, 3)
+FLAT(chances_a_q_best, 1)       // one-hot
+FLAT(chances_a_q_top2, 6, 0, 3) // cut to its two best
+FLAT(chances_b_p, 4, 2, 1, 1)
+FLAT(chances_b_q, 1, 1, 1, 1)
+FLAT(chances_tilted_p, 7, 3)
+FLAT(chances_even_q, 1, 1)
+FLAT(chances_no_third_p, 5, 3, 0) // a grammar forbids the third token of A
 
 /* The distribution depends on the previous token only. Row 3 is for the first token. */
 static void markov(const double rows[4][V], const uint32_t *before, unsigned n, double w[V])
@@ -32,34 +32,34 @@ static void markov(const double rows[4][V], const uint32_t *before, unsigned n, 
     memcpy(w, rows[n ? before[n - 1] : 3], V * sizeof(*w));
 }
 
-void law_markov_p(const uint32_t *before, unsigned n, double w[V])
+void chances_markov_p(const uint32_t *before, unsigned n, double w[V])
 {
     static const double rows[4][V] = {{5, 3, 2}, {1, 0, 9}, {2, 6, 2}, {3, 3, 4}};
     markov(rows, before, n, w);
 }
 
-void law_markov_q(const uint32_t *before, unsigned n, double w[V])
+void chances_markov_q(const uint32_t *before, unsigned n, double w[V])
 {
     static const double rows[4][V] = {{6, 1, 3}, {2, 3, 5}, {0, 7, 3}, {5, 4, 1}};
     markov(rows, before, n, w);
 }
 
 /* A penalty that excludes repeated tokens. */
-static void no_repeat(law_fn *law, const uint32_t *before, unsigned n, double w[V])
+static void no_repeat(chances_weights_fn *weights, const uint32_t *before, unsigned n, double w[V])
 {
-    law(before, n, w);
+    weights(before, n, w);
     for (unsigned i = 0; i < n; i++)
         w[before[i]] = 0;
 }
 
-void law_penalised_p(const uint32_t *before, unsigned n, double w[V])
+void chances_penalised_p(const uint32_t *before, unsigned n, double w[V])
 {
-    no_repeat(law_b_p, before, n, w);
+    no_repeat(chances_b_p, before, n, w);
 }
 
-void law_penalised_q(const uint32_t *before, unsigned n, double w[V])
+void chances_penalised_q(const uint32_t *before, unsigned n, double w[V])
 {
-    no_repeat(law_b_q, before, n, w);
+    no_repeat(chances_b_q, before, n, w);
 }
 
 /* ---- every outcome ---- */
@@ -167,21 +167,21 @@ static void draw_node(struct run *r, unsigned i)
 {
     const struct chances_world *w = r->world;
     uint32_t path[N_NODES];
-    double law[V], sum = 0;
+    double weights[V], sum = 0;
     r->parents[i] = (int32_t)(i / w->width) - 1;
     unsigned n = path_to(r, r->parents[i], path);
-    w->q(path, n, law);
-    drop_siblings(r, i, law);
-    r->tokens[i] = choose(&r->ways, law, w->v);
+    w->q(path, n, weights);
+    drop_siblings(r, i, weights);
+    r->tokens[i] = choose(&r->ways, weights, w->v);
     for (unsigned k = 0; k < w->v; k++)
-        sum += law[k];
+        sum += weights[k];
     r->low[i] = 0;
     for (unsigned k = 0; k < r->tokens[i]; k++)
-        r->low[i] += law[k] / sum;
-    r->high[i] = r->low[i] + law[r->tokens[i]] / sum;
-    (w->q_told ? w->q_told : w->q)(path, n, law);
-    drop_siblings(r, i, law);
-    report_q(r, i, law);
+        r->low[i] += weights[k] / sum;
+    r->high[i] = r->low[i] + weights[r->tokens[i]] / sum;
+    (w->q_told ? w->q_told : w->q)(path, n, weights);
+    drop_siblings(r, i, weights);
+    report_q(r, i, weights);
 }
 
 static void draw_draft(struct run *r)
@@ -202,14 +202,14 @@ static struct dist_weights p_after(void *arg, uint32_t row)
     const struct chances_world *w = r->world;
     uint32_t path[N_NODES];
     unsigned n = path_to(r, (int32_t)row - 1, path);
-    struct dist_weights law = {.n_vocab = w->v, .weights = r->p, .kept = r->kept};
+    struct dist_weights p = {.n_vocab = w->v, .weights = r->p, .kept = r->kept};
     (w->p_told ? w->p_told : w->p)(path, n, r->p);
     for (uint32_t k = 0; k < w->v; k++) {
         if (r->p[k] > 0)
-            r->kept[law.n_kept++] = k;
-        law.sum += r->p[k];
+            r->kept[p.n_kept++] = k;
+        p.sum += r->p[k];
     }
-    return law;
+    return p;
 }
 
 static bool flip(void *arg, uint32_t row, double probability)
@@ -223,26 +223,26 @@ static bool flip(void *arg, uint32_t row, double probability)
     return choose(&r->ways, (double[]){probability, 1 - probability}, 2) == 0;
 }
 
-static uint32_t draw(void *arg, uint32_t row, const struct dist_weights *law)
+static uint32_t draw(void *arg, uint32_t row, const struct dist_weights *p)
 {
     struct run *r = arg;
     double weights[V] = {0}, sum = 0;
     assert_true(row <= r->n);
-    for (uint32_t i = 0; i < law->n_kept; i++)
-        sum += weights[law->kept[i]] = law->weights[law->kept[i]];
-    assert_true(fabs(sum - law->sum) < EXACT);
-    return choose(&r->ways, weights, law->n_vocab);
+    for (uint32_t i = 0; i < p->n_kept; i++)
+        sum += weights[p->kept[i]] = p->weights[p->kept[i]];
+    assert_true(fabs(sum - p->sum) < EXACT);
+    return choose(&r->ways, weights, p->n_vocab);
 }
 
 /* A wrong rule: accepts the first token where it is the best of p. */
 static void match_best(struct run *r, struct accept_result *ret)
 {
     *ret = (struct accept_result){.n_tokens = 1};
-    struct dist_weights law = p_after(r, 0);
+    struct dist_weights p = p_after(r, 0);
     uint32_t best = 0;
     for (uint32_t k = 1; k < r->world->v; k++)
-        best = law.weights[k] > law.weights[best] ? k : best;
-    ret->token = r->tokens[0] == best ? best : draw(r, 0, &law);
+        best = p.weights[k] > p.weights[best] ? k : best;
+    ret->token = r->tokens[0] == best ? best : draw(r, 0, &p);
 }
 
 static void judge(struct run *r, struct accept_result *ret)
@@ -263,7 +263,7 @@ static void run_way(struct run *r, struct outcome *to)
 {
     struct accept_result result;
     uint32_t out[N_NODES];
-    double law[V];
+    double weights[V];
     unsigned n = 0, at = 0;
     draw_draft(r);
     judge(r, &result);
@@ -271,13 +271,13 @@ static void run_way(struct run *r, struct outcome *to)
         out[n] = r->tokens[result.path[n]];
     out[n++] = result.token;
     for (; n < r->world->depth + 1; n++) {
-        r->world->p(out, n, law);
-        out[n] = choose(&r->ways, law, r->world->v);
+        r->world->p(out, n, weights);
+        out[n] = choose(&r->ways, weights, r->world->v);
     }
     for (unsigned i = 0; i < r->world->depth + 1; i++)
         at = at * V + out[i];
     to->accepted += r->ways.weight * result.n_accepted;
-    to->law[at] += r->ways.weight;
+    to->joint[at] += r->ways.weight;
     to->first[out[0]] += r->ways.weight;
 }
 
@@ -292,22 +292,22 @@ struct outcome chances_outcome(const struct chances_world *w)
 }
 
 /* Compares with the joint distribution of p. */
-double chances_law_error(const struct chances_world *w, const struct outcome *o)
+double chances_joint_error(const struct chances_world *w, const struct outcome *o)
 {
-    double worst = 0, law[V];
-    for (unsigned at = 0; at < N_LAW >> (6 - 2 * w->depth); at++) {
+    double worst = 0, weights[V];
+    for (unsigned at = 0; at < CHANCES_N_JOINT >> (6 - 2 * w->depth); at++) {
         uint32_t out[4];
         double weight = 1;
         for (unsigned i = 0, left = at; i <= w->depth; i++, left /= V)
             out[w->depth - i] = left % V;
         for (unsigned i = 0; i <= w->depth && weight > 0; i++) {
             double sum = 0;
-            w->p(out, i, law);
+            w->p(out, i, weights);
             for (unsigned k = 0; k < V; k++)
-                sum += law[k];
-            weight *= law[out[i]] / sum;
+                sum += weights[k];
+            weight *= weights[out[i]] / sum;
         }
-        worst = fmax(worst, fabs(o->law[at] - weight));
+        worst = fmax(worst, fabs(o->joint[at] - weight));
     }
     return worst;
 }
@@ -318,18 +318,18 @@ void assert_near(double a, double b, double within)
         fail_msg("%.15g is not %.15g", a, b);
 }
 
-double chances_first_error(const struct outcome *o, const double *law, unsigned n)
+double chances_first_error(const struct outcome *o, const double *p, unsigned n)
 {
     double worst = 0;
     for (unsigned k = 0; k < n; k++)
-        worst = fmax(worst, fabs(o->first[k] - law[k]));
+        worst = fmax(worst, fabs(o->first[k] - p[k]));
     return worst;
 }
 
 double chances_accepted(struct chances_world w)
 {
     struct outcome o = chances_outcome(&w);
-    assert_near(chances_law_error(&w, &o), 0, EXACT);
+    assert_near(chances_joint_error(&w, &o), 0, EXACT);
     return o.accepted;
 }
 
@@ -338,6 +338,6 @@ void assert_exact(struct chances_world w, double accepted)
     for (w.form = DENSE; w.form <= SPARSE; w.form++) {
         struct outcome o = chances_outcome(&w);
         assert_near(o.accepted, accepted, EXACT);
-        assert_near(chances_law_error(&w, &o), 0, EXACT);
+        assert_near(chances_joint_error(&w, &o), 0, EXACT);
     }
 }

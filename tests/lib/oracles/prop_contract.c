@@ -195,9 +195,9 @@ static void test_two_interleaved(const struct prop_ops *ops, void *shared, uint3
 static void test_every_k(const struct prop_ops *ops, void *shared, uint32_t n_vocab)
 {
     struct prop_seq s = prop_seq_new(ops, shared);
-    uint32_t tokens[256];
-    random_tokens(tokens, 256, n_vocab, 3);
-    prop_seq_update(&s, 0, tokens, 256);
+    uint32_t tokens[128];
+    random_tokens(tokens, 128, n_vocab, 3);
+    prop_seq_update(&s, 0, tokens, 128);
     for (uint32_t k = 1; k <= DRAFT_MAX_NODES; k++)
         assert_same_as_new(&s, k);
     prop_seq_done(&s);

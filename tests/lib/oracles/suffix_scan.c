@@ -11,7 +11,8 @@ struct scan {
     const uint32_t *context, *text;
     uint32_t n, n_text;
     bool is_context;
-    uint32_t matched[TEXT_MAX]; // by place: tokens of the match; 0: not examined
+    uint32_t matched[TEXT_MAX];              // by place: tokens of the match; 0: not examined
+    uint32_t places[4 * LOOK_MAX], n_places; // that are examined, the latest first
 };
 
 static uint32_t match_length(const struct scan *s, uint32_t at)
@@ -34,10 +35,13 @@ static void find_places(struct scan *s)
     for (uint32_t at = 1; at < s->n_text; at++)
         s->matched[at] = s->text[at] == MARK ? 0 : match_length(s, at);
     uint32_t later[9] = {0};
+    s->n_places = 0;
     for (uint32_t at = s->n_text; at-- > 1;) {
         uint32_t m = s->matched[at];
         if (later[level_of(m)] >= LOOK_MAX)
             s->matched[at] = 0;
+        if (s->matched[at])
+            s->places[s->n_places++] = at;
         for (uint32_t level = 1; level <= 8; level *= 2)
             later[level] += m >= level;
     }
@@ -68,8 +72,10 @@ static uint32_t count_next(const struct scan *s, uint32_t m, const struct suffix
                            uint32_t token)
 {
     uint32_t n = 0;
-    for (uint32_t at = 1; at < s->n_text; at++)
+    for (uint32_t i = 0; i < s->n_places; i++) {
+        uint32_t at = s->places[i];
         n += is_alive(s, at, m, d) && next_token(s, at + d->n, d) == token;
+    }
     return n;
 }
 
@@ -78,14 +84,15 @@ static uint32_t count_next(const struct scan *s, uint32_t m, const struct suffix
 static bool add_token(const struct scan *s, uint32_t m, struct suffix_scan_draft *d)
 {
     uint32_t parent = 0, best = 0, best_match = 0, token = MARK;
-    for (uint32_t at = s->n_text; at-- > 1;) {
+    for (uint32_t i = 0; i < s->n_places; i++) {
+        uint32_t at = s->places[i];
         if (!is_alive(s, at, m, d))
             continue;
         parent++;
         uint32_t t = next_token(s, at + d->n, d);
         if (t == MARK)
             continue;
-        uint32_t c = count_next(s, m, d, t);
+        uint32_t c = t == token ? best : count_next(s, m, d, t);
         if (c < best || (c == best && s->matched[at] <= best_match))
             continue;
         best = c;

@@ -223,6 +223,22 @@ void rpc_rig_done(struct rpc_rig *r)
     assert_int_equal(rmdir(r->folder), 0);       // and created no other file
 }
 
+int rpc_rig_setup(void **state)
+{
+    struct rpc_rig *r = malloc(sizeof(*r));
+    assert_non_null(r);
+    rpc_rig_init(r, NULL);
+    *state = r;
+    return 0;
+}
+
+int rpc_rig_teardown(void **state)
+{
+    rpc_rig_done(*state);
+    free(*state);
+    return 0;
+}
+
 struct rpc_status rpc_rig_echo(struct rpc_client *c, const struct rpc_options *opt, uint32_t id)
 {
     Tandem__V1__DetokenizeRequest req = TANDEM__V1__DETOKENIZE_REQUEST__INIT;
@@ -294,6 +310,13 @@ struct rpc_stream *rpc_rig_call(struct rpc_rig *r, const char *path, uint32_t id
     return s;
 }
 
+struct rpc_stream *rpc_rig_keep(struct rpc_rig *r, struct rpc_tally *t)
+{
+    struct rpc_stream *s = rpc_rig_call(r, "/test/Keep", 1, 1, t);
+    rpc_rig_await(&rpc_rig_seen.starts, 1);
+    return s;
+}
+
 void rpc_rig_await_end(struct rpc_tally *t, enum rpc_code code)
 {
     rpc_rig_await(&t->ends, 1);
@@ -312,4 +335,10 @@ int rpc_rig_health(struct rpc_client *c, const char *service)
     int status = (int)((Grpc__Health__V1__HealthCheckResponse *)m)->status;
     protobuf_c_message_free_unpacked(m, NULL);
     return status;
+}
+
+void rpc_rig_finish(struct rpc_stream *s, struct rpc_tally *t, enum rpc_code code)
+{
+    rpc_rig_await_end(t, code);
+    rpc_stream_free(s);
 }

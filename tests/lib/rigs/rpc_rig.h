@@ -39,6 +39,10 @@ struct rpc_rig {
  * checks that the folder is empty. */
 void rpc_rig_init(struct rpc_rig *r, const struct rpc_server_options *opt);
 void rpc_rig_done(struct rpc_rig *r);
+/* A test whose *state is a rig with the defaults. */
+#define RPC_RIG_TEST(f) cmocka_unit_test_setup_teardown(f, rpc_rig_setup, rpc_rig_teardown)
+int rpc_rig_setup(void **state);
+int rpc_rig_teardown(void **state);
 /* The server with its methods; it does not listen and is not started. */
 struct rpc_server *rpc_rig_server(const struct rpc_server_options *opt, struct rpc_health *h);
 
@@ -62,5 +66,9 @@ struct rpc_stream *rpc_rig_open(struct rpc_rig *r, const char *path, struct rpc_
 /* Starts a call, sends rpc_rig_ids(id, n) as its only request, and closes the client's side. */
 struct rpc_stream *rpc_rig_call(struct rpc_rig *r, const char *path, uint32_t id, size_t n,
                                 struct rpc_tally *t);
+/* A call of Keep that has started at the server: rpc_rig_seen.kept. */
+struct rpc_stream *rpc_rig_keep(struct rpc_rig *r, struct rpc_tally *t);
 /* Waits for the end of a call and asserts its status. */
 void rpc_rig_await_end(struct rpc_tally *t, enum rpc_code code);
+/* The same; then frees the stream. */
+void rpc_rig_finish(struct rpc_stream *s, struct rpc_tally *t, enum rpc_code code);

@@ -51,13 +51,13 @@ int stage_close(void **state)
     return stage_close_verifier(state);
 }
 
-struct http_answer chat(const char *what, const char *more)
+struct http_answer stage_chat(const char *what, const char *more)
 {
     AUTO(mem_free) char *body = chat_body(what, more);
     return http_call(stage.port, "POST", "/v1/chat/completions", body);
 }
 
-struct http_answer raw(const char *text)
+struct http_answer stage_raw(const char *text)
 {
     struct http_client c = http_client_open(stage.port);
     http_client_send(&c, text, strlen(text));
@@ -66,14 +66,14 @@ struct http_answer raw(const char *text)
     return a;
 }
 
-void still_serves(void)
+void stage_still_serves(void)
 {
-    struct http_answer a = chat("say 2", "");
+    struct http_answer a = stage_chat("say 2", "");
     assert_int_equal(a.status, 200);
     http_answer_done(&a);
 }
 
-struct http_client open_stream(const char *what)
+struct http_client stage_open_stream(const char *what)
 {
     struct http_client c;
     begin_stream(&c, stage.port, what);
@@ -81,9 +81,9 @@ struct http_client open_stream(const char *what)
     return c;
 }
 
-bool soon(bool (*is)(unsigned x), unsigned x)
+bool stage_becomes(bool (*is)(unsigned x), unsigned x)
 {
-    int64_t until_us = clock_us() + 10000000;
+    int64_t until_us = clock_us() + 60000000;
     while (clock_us() < until_us) {
         if (is(x))
             return true;

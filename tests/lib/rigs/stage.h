@@ -22,10 +22,10 @@ int stage_close_verifier(void **state);
 void stage_write_keys(const char *text);
 
 /* The gateway's answer to a chat (chat_body()), and to these bytes. */
-struct http_answer chat(const char *what, const char *more);
-struct http_answer raw(const char *text);
-void still_serves(void);
+struct http_answer stage_chat(const char *what, const char *more);
+struct http_answer stage_raw(const char *text);
+void stage_still_serves(void);
 /* A streaming chat whose header has arrived with status 200. */
-struct http_client open_stream(const char *what);
-/* Whether is(x) becomes true within 10 s. */
-bool soon(bool (*is)(unsigned x), unsigned x);
+struct http_client stage_open_stream(const char *what);
+/* Whether is(x) becomes true within 60 s. */
+bool stage_becomes(bool (*is)(unsigned x), unsigned x);

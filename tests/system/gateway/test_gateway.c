@@ -11,7 +11,7 @@
 static void a_chat_answers_with_text_usage_and_reason(void **state)
 {
     (void)state;
-    struct http_answer a = chat("say 3", "");
+    struct http_answer a = stage_chat("say 3", "");
     assert_int_equal(a.status, 200);
     json_t *j = json_loads(a.body, 0, NULL);
     const char *object, *role, *content, *reason, *model, *print;
@@ -60,7 +60,7 @@ static void a_completion_takes_text_or_tokens(void **state)
 static void every_parameter_reaches_the_verifier(void **state)
 {
     (void)state;
-    struct http_answer a = chat(
+    struct http_answer a = stage_chat(
         "say 1", ",\"temperature\":0.5,\"top_p\":0.9,\"top_k\":40,\"min_p\":0.05,"
                  "\"presence_penalty\":-1,\"frequency_penalty\":1.5,\"repetition_penalty\":1.1,"
                  "\"seed\":-9007199254740993,\"max_completion_tokens\":9,\"min_tokens\":2,"
@@ -125,7 +125,7 @@ static void absent_parameters_are_left_to_the_verifier(void **state)
 static void logprobs_come_in_both_shapes(void **state)
 {
     (void)state;
-    struct http_answer a = chat("say 2", ",\"logprobs\":true,\"top_logprobs\":1");
+    struct http_answer a = stage_chat("say 2", ",\"logprobs\":true,\"top_logprobs\":1");
     assert_non_null(strstr(a.body, "{\"token\":\"w0 \",\"logprob\":-0.5,\"bytes\":[119,48,32],"
                                    "\"top_logprobs\":[{\"token\":\"\xEF\xBF\xBD\xEF\xBF\xBD\","
                                    "\"logprob\":-0.25,\"bytes\":[226,130]}]}"));
@@ -158,7 +158,7 @@ static void a_prompt_of_a_megabyte_is_accepted(void **state)
 static void an_unknown_model_is_404(void **state)
 {
     (void)state;
-    is_error(chat("say 1", ",\"model\":\"gpt-99\""), 404, "model", "gpt-99");
+    is_error(stage_chat("say 1", ",\"model\":\"gpt-99\""), 404, "model", "gpt-99");
 }
 
 /* ---- other endpoints ---- */
@@ -248,10 +248,11 @@ static void health_shows_cache_and_speculation(void **state)
 static void request_ids_are_used_or_created(void **state)
 {
     (void)state;
-    struct http_answer a = raw("GET /version HTTP/1.1\r\nHost: x\r\nX-Request-Id: my-id.7\r\n\r\n");
+    struct http_answer a =
+        stage_raw("GET /version HTTP/1.1\r\nHost: x\r\nX-Request-Id: my-id.7\r\n\r\n");
     assert_non_null(strstr(a.head, "X-Request-Id: my-id.7\r\n"));
     http_answer_done(&a);
-    a = raw("GET /version HTTP/1.1\r\nHost: x\r\nX-Request-Id: <script>\r\n\r\n");
+    a = stage_raw("GET /version HTTP/1.1\r\nHost: x\r\nX-Request-Id: <script>\r\n\r\n");
     assert_non_null(strstr(a.head, "X-Request-Id: "));
     assert_null(strstr(a.head, "script"));
     http_answer_done(&a);
@@ -281,11 +282,12 @@ static void pipelined_requests_are_answered_in_order(void **state)
 static void old_and_head_requests_are_answered(void **state)
 {
     (void)state;
-    struct http_answer a = raw("HEAD /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    struct http_answer a =
+        stage_raw("HEAD /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     assert_int_equal(a.status, 200);
     assert_int_equal(a.len, 0);
     http_answer_done(&a);
-    a = raw("GET /version HTTP/1.0\r\n\r\n");
+    a = stage_raw("GET /version HTTP/1.0\r\n\r\n");
     assert_int_equal(a.status, 200);
     assert_non_null(strstr(a.body, "version"));
     http_answer_done(&a);

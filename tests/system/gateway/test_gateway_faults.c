@@ -20,10 +20,10 @@ static void statuses_of_the_verifier_become_http_statuses(void **state)
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
         char what[32];
         snprintf(what, sizeof(what), "status %u", v[i].code);
-        is_error(chat(what, ""), v[i].status, NULL, "as you asked");
-        is_error(chat(what, ",\"stream\":true"), v[i].status, NULL, "as you asked");
+        is_error(stage_chat(what, ""), v[i].status, NULL, "as you asked");
+        is_error(stage_chat(what, ",\"stream\":true"), v[i].status, NULL, "as you asked");
     }
-    struct http_answer a = chat("status 8", "");
+    struct http_answer a = stage_chat("status 8", "");
     assert_non_null(strstr(a.head, "Retry-After: "));
     http_answer_done(&a);
 }
@@ -31,7 +31,7 @@ static void statuses_of_the_verifier_become_http_statuses(void **state)
 static void details_of_a_lost_verifier_are_in_the_log_only(void **state)
 {
     (void)state;
-    is_error(chat("status 14", ""), 503, NULL,
+    is_error(stage_chat("status 14", ""), 503, NULL,
              "the verifier cannot be reached; it may be restarting");
     is_error(http_call(stage.port, "POST", "/tokenize", "{\"prompt\":\"lost\"}"), 503, NULL,
              "the verifier cannot be reached; it may be restarting");
@@ -44,8 +44,8 @@ static void a_malformed_answer_ends_only_its_request(void **state)
     (void)state;
     static const char *const whats[] = {"garbage", "choice", "short 3"};
     for (size_t i = 0; i < 3; i++) {
-        is_error(chat(whats[i], ""), 502, NULL, "verifier");
-        struct http_client c = open_stream(whats[i]);
+        is_error(stage_chat(whats[i], ""), 502, NULL, "verifier");
+        struct http_client c = stage_open_stream(whats[i]);
         char *event, *error = NULL;
         while ((event = http_client_event(&c, 10000, NULL)) && strcmp(event, "[DONE]") != 0) {
             free(error);
@@ -57,7 +57,21 @@ static void a_malformed_answer_ends_only_its_request(void **state)
         free(error);
         http_client_close(&c);
     }
-    still_serves();
+    stage_still_serves();
+}
+
+/* Time limits of this file hold in one of this many tries: a busy machine may need longer once. */
+#define TRIES 5
+
+static int64_t refusals_us(unsigned at)
+{
+    int64_t begun_us = clock_us();
+    is_error(http_call(at, "POST", "/v1/completions", "{\"prompt\":\"x\"}"), 503, NULL, "reached");
+    struct http_answer a = http_call(at, "GET", "/health", NULL);
+    assert_int_equal(a.status, 503);
+    assert_non_null(strstr(a.body, "\"status\":\"unavailable\""));
+    http_answer_done(&a);
+    return clock_us() - begun_us;
 }
 
 static void no_verifier_is_503_immediately(void **state)
@@ -65,13 +79,10 @@ static void no_verifier_is_503_immediately(void **state)
     (void)state;
     unsigned at;
     struct child s = gateway_listen("unix:/tmp/tandem-test-there-is-none.sock", NULL, &at);
-    int64_t begun_us = clock_us();
-    is_error(http_call(at, "POST", "/v1/completions", "{\"prompt\":\"x\"}"), 503, NULL, "reached");
-    struct http_answer a = http_call(at, "GET", "/health", NULL);
-    assert_int_equal(a.status, 503);
-    assert_non_null(strstr(a.body, "\"status\":\"unavailable\""));
-    http_answer_done(&a);
-    assert_true(clock_us() - begun_us < 900000);
+    int64_t took_us = refusals_us(at);
+    for (unsigned i = 1; i < TRIES && took_us >= 900000; i++)
+        took_us = refusals_us(at);
+    assert_true(took_us < 900000);
     child_stop(&s);
 }
 
@@ -81,6 +92,33 @@ static bool healthy(unsigned at)
     bool ok = a.status == 200;
     http_answer_done(&a);
     return ok;
+}
+
+/* Kills the verifier under three streams. Returns the time until all have ended, with an error. */
+static int64_t kill_under_streams(struct child *mortal, unsigned at)
+{
+    struct http_client c[3];
+    for (unsigned i = 0; i < 3; i++) {
+        begin_stream(&c[i], at, "pace 1000000 10");
+        assert_int_equal(http_client_read_head(&c[i], 20000), 200);
+        free(http_client_event(&c[i], 10000, NULL));
+    }
+    child_signal(mortal, SIGKILL);
+    int64_t killed_us = clock_us();
+    for (unsigned i = 0; i < 3; i++) {
+        char *event;
+        while ((event = http_client_event(&c[i], 5000, NULL)) && !strstr(event, "\"error\""))
+            free(event);
+        assert_non_null(event);
+        assert_non_null(strstr(event, "\"service_unavailable\""));
+        assert_non_null(strstr(event, "\"the verifier stopped before the answer was complete\""));
+        free(event);
+        http_client_close(&c[i]);
+    }
+    int64_t took_us = clock_us() - killed_us;
+    assert_int_equal(child_wait(mortal), -SIGKILL);
+    refusals_us(at);
+    return took_us;
 }
 
 /* Every open stream ends within a second, and a new verifier is found again. */
@@ -94,33 +132,14 @@ static void a_killed_verifier_ends_streams_and_comes_back(void **state)
     free(child_wait_log(&mortal, "playing"));
     unsigned at;
     struct child s = gateway_start(target, NULL, &at);
-    struct http_client c[3];
-    for (unsigned i = 0; i < 3; i++) {
-        begin_stream(&c[i], at, "pace 1000000 10");
-        assert_int_equal(http_client_read_head(&c[i], 20000), 200);
-        free(http_client_event(&c[i], 10000, NULL));
+    int64_t took_us = INT64_MAX;
+    for (unsigned i = 0; i < TRIES && took_us >= 1000000; i++) {
+        took_us = kill_under_streams(&mortal, at);
+        mortal = child_start("/proc/self/exe", args);
+        assert_true(stage_becomes(healthy, at));
     }
-    child_signal(&mortal, SIGKILL);
-    int64_t killed_us = clock_us();
-    for (unsigned i = 0; i < 3; i++) {
-        char *event;
-        while ((event = http_client_event(&c[i], 5000, NULL)) && !strstr(event, "\"error\""))
-            free(event);
-        assert_non_null(event);
-        assert_non_null(strstr(event, "\"service_unavailable\""));
-        assert_non_null(strstr(event, "\"the verifier stopped before the answer was complete\""));
-        free(event);
-        http_client_close(&c[i]);
-    }
-    assert_true(clock_us() - killed_us < 1000000);
-    assert_int_equal(child_wait(&mortal), -SIGKILL);
-    struct http_answer a = http_call(at, "GET", "/health", NULL);
-    assert_int_equal(a.status, 503);
-    http_answer_done(&a);
-    is_error(http_call(at, "POST", "/v1/completions", "{\"prompt\":\"x\"}"), 503, NULL, "reached");
-    mortal = child_start("/proc/self/exe", args);
-    assert_true(soon(healthy, at));
-    a = http_call(at, "POST", "/v1/completions", "{\"prompt\":\"say 1\"}");
+    assert_true(took_us < 1000000);
+    struct http_answer a = http_call(at, "POST", "/v1/completions", "{\"prompt\":\"say 1\"}");
     assert_int_equal(a.status, 200);
     http_answer_done(&a);
     child_signal(&mortal, SIGKILL);
@@ -141,16 +160,16 @@ static void a_verifier_of_another_version_is_refused_until_it_matches(void **sta
     (void)state;
     const char *both = "the verifier speaks protocol version 7, this gateway version 1";
     fake_verifier_protocol(stage.verifier, 7);
-    assert_true(soon(is_refused, true));
-    is_error(chat("say 1", ""), 503, NULL, both);
+    assert_true(stage_becomes(is_refused, true));
+    is_error(stage_chat("say 1", ""), 503, NULL, both);
     unsigned at;
     struct child s = gateway_listen(stage.address, NULL, &at);
     AUTO(mem_free) char *line = child_wait_log(&s, "verifier refused");
     assert_non_null(strstr(line, both));
     child_stop(&s);
     fake_verifier_protocol(stage.verifier, 0); // absent
-    assert_true(soon(is_refused, false));
-    struct http_answer a = chat("say 1", "");
+    assert_true(stage_becomes(is_refused, false));
+    struct http_answer a = stage_chat("say 1", "");
     assert_int_equal(a.status, 200);
     http_answer_done(&a);
     fake_verifier_protocol(stage.verifier, 1);
@@ -158,7 +177,7 @@ static void a_verifier_of_another_version_is_refused_until_it_matches(void **sta
 
 static bool template_is(unsigned want_ok)
 {
-    struct http_answer a = chat("say 1", "");
+    struct http_answer a = stage_chat("say 1", "");
     bool ok = (a.status == 200) == want_ok;
     http_answer_done(&a);
     return ok;
@@ -169,7 +188,7 @@ static bool template_is(unsigned want_ok)
 static void hurts_only_itself(const char *template, const char *param, const char *part)
 {
     fake_verifier_template(stage.verifier, template);
-    assert_true(soon(template_is, false));
+    assert_true(stage_becomes(template_is, false));
     struct http_client c;
     begin_stream(&c, stage.port, "say 1");
     for (unsigned i = 0; i < 20; i++) {
@@ -181,7 +200,7 @@ static void hurts_only_itself(const char *template, const char *param, const cha
     is_error(http_client_read(&c, 20000), 400, param, part);
     http_client_close(&c);
     fake_verifier_template(stage.verifier, FAKE_TEMPLATE);
-    assert_true(soon(template_is, true));
+    assert_true(stage_becomes(template_is, true));
 }
 
 static void a_hostile_template_fails_only_its_requests_with_400(void **state)

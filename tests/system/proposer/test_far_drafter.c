@@ -17,7 +17,7 @@
 #define N_VOCAB 4096
 #define MANY 16
 #define FEW 4
-#define TRIES 20
+#define TRIES 100
 #if LIB_SANITIZED
 #define TARGET DRAFT          // passes of a larger target would take too long
 #define DRAFT_QUANTIZE "q4_0" // so that the models disagree at times
@@ -110,16 +110,18 @@ static struct verified ask_all(struct rpc_client *c, unsigned n, const char *whe
     return must_answer(&a, when);
 }
 
-/* Sends requests until drafts are verified. On a busy machine the first drafts may all be late, and
- * the proposer is then excluded until its next try. */
+/* Sends requests until a draft token is accepted. On a busy machine the first drafts may all be
+ * late, and the proposer is then excluded until its next try. */
 static void must_draft(struct rpc_client *c, unsigned n, const char *when)
 {
-    struct verified v;
-    do {
+    for (unsigned i = 0; i < TRIES; i++) {
         wait_proposers(c);
-        v = ask_all(c, n, when);
+        struct verified v = ask_all(c, n, when);
         n_refused += v.drafted - v.accepted;
-    } while (!v.drafted);
+        if (v.accepted)
+            return;
+    }
+    fail_msg("%s: %d times no draft token was accepted", when, TRIES);
 }
 
 /* ---- services ---- */
@@ -339,15 +341,21 @@ static void a_far_lying_proposer_changes_no_token(void **state)
 /* ---- under many requests ---- */
 
 /* Checks the verifier's histograms: how long each pass waited for drafts, and the time between
- * tokens. A pass may wait 50 ms; the limits are longer for a busy machine. A machine that is slow
- * enough never waits, because a draft is then always outstanding. */
+ * tokens. A pass may wait 50 ms; the limits are longer for a busy machine, which may delay single
+ * passes much. A machine that is slow enough never waits, because a draft is then always
+ * outstanding. */
 static void must_have_kept_time(struct rpc_client *c)
 {
-    assert_true(metric_of(c, "tandem_inter_token_latency_seconds_count") > 0);
-    assert_true(metric_of(c, "tandem_engine_draft_wait_seconds_bucket{le=\"1\"}") ==
-                metric_of(c, "tandem_engine_draft_wait_seconds_count"));
-    assert_true(metric_of(c, "tandem_inter_token_latency_seconds_bucket{le=\"2\"}") ==
-                metric_of(c, "tandem_inter_token_latency_seconds_count"));
+#define WAITS "tandem_engine_draft_wait_seconds_"
+#define LATENCIES "tandem_inter_token_latency_seconds_"
+    double n_waits = metric_of(c, WAITS "count"), n_latencies = metric_of(c, LATENCIES "count");
+    assert_true(n_latencies > 0);
+    assert_true(metric_of(c, WAITS "bucket{le=\"5\"}") == n_waits);
+    assert_true(metric_of(c, LATENCIES "bucket{le=\"10\"}") == n_latencies);
+    assert_true(metric_of(c, WAITS "sum") <= 0.5 * n_waits);
+    assert_true(metric_of(c, LATENCIES "sum") <= n_latencies);
+#undef WAITS
+#undef LATENCIES
 }
 
 struct crowd {
@@ -415,6 +423,12 @@ static void many_requests_survive_a_drafter_replaced_by_garbage(void **state)
 static void some_draft_tokens_were_rejected(void **state)
 {
     (void)state;
+    for (unsigned i = 0; i < TRIES && !n_refused; i++) { // most drafts were late
+        struct crowd w;
+        crowd_start(&w);
+        must_answer(&w.asked, "undisturbed to the end");
+        crowd_stop(&w);
+    }
     assert_true(n_refused > 0);
 }
 

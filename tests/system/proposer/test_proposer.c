@@ -14,12 +14,13 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/rng.h"
-#include "lib/clients/asker.h"
+#include "lib/clients/drafts_client.h"
 #include "lib/lib.h"
 #include "lib/clients/proposers.h"
 #include "rpc/rpc.h"
 
-#define WAIT_US 2000000 // for answers that must arrive
+#define WAIT_US 2000000  // for answers that may be missing
+#define MUST_US 20000000 // for answers that must arrive
 
 /* Two sockets for each test, in a temporary folder. */
 static char folder[64], paths[2][PROPOSER_PATH_MAX], targets[2][PROPOSER_PATH_MAX];
@@ -65,22 +66,23 @@ static int remove_folder(void **state)
     return rmdir(folder);
 }
 
-static struct asker *asker_of(unsigned n_targets)
+static struct drafts_client *client_of(unsigned n_targets)
 {
-    return asker_new((const char *[]){targets[0], targets[1]}, n_targets, 64);
+    return drafts_client_new((const char *[]){targets[0], targets[1]}, n_targets, 64);
 }
 
-static struct drafts_stats stats_of(struct asker *a, unsigned i)
+static struct drafts_stats stats_of(struct drafts_client *a, unsigned i)
 {
     struct drafts_stats s;
-    drafts_stats(asker_drafts(a), i, &s);
+    drafts_stats(drafts_client_drafts(a), i, &s);
     return s;
 }
 
-static void must_draft(struct asker *a, unsigned i, uint64_t seq, unsigned n, uint32_t base_len)
+static void must_draft(struct drafts_client *a, unsigned i, uint64_t seq, unsigned n,
+                       uint32_t base_len)
 {
     unsigned right;
-    assert_int_equal(asker_round(a, i, seq, n, base_len, 5, WAIT_US, &right), n);
+    assert_int_equal(drafts_client_round(a, i, seq, n, base_len, 5, MUST_US, &right), n);
     assert_int_equal(right, 5 * n);
 }
 
@@ -104,8 +106,8 @@ static void a_round_trip_returns_correct_drafts(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
-    AUTO(asker_free) struct asker *a = asker_of(1);
-    assert_true(asker_wait_usable(a, 0, true));
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
+    assert_true(drafts_client_wait_usable(a, 0, true));
     for (uint32_t round = 0; round < 20; round++)
         must_draft(a, 0, 1, 16, 100 + 3 * round);
     assert_int_equal(honest_n_sessions(h), 16);
@@ -114,25 +116,26 @@ static void a_round_trip_returns_correct_drafts(void **state)
     assert_int_equal(s.drafts, 20 * 16);
     assert_int_equal(s.draft_tokens, 20 * 16 * 5);
     assert_int_equal(s.stale + s.malformed, 0);
-    assert_int_equal(picked(asker_drafts(a), "ngram", 7), 0);
-    assert_int_equal(picked(asker_drafts(a), "eagle", 7), -1);
+    assert_int_equal(picked(drafts_client_drafts(a), "ngram", 7), 0);
+    assert_int_equal(picked(drafts_client_drafts(a), "eagle", 7), -1);
 }
 
 static void an_unknown_proposer_name_is_refused(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
-    AUTO(asker_free) struct asker *a = asker_of(2);
-    assert_true(asker_wait_usable(a, 0, true));
-    assert_int_equal(drafts_check_name(asker_drafts(a), "eagle"), 0); // the other may have it
-    AUTO(liar_stop) struct liar *l = liar_start(paths[1], LIE_EMPTY, ASKER_VOCAB);
-    assert_true(asker_wait_usable(a, 1, true));
-    assert_int_equal(drafts_check_name(asker_drafts(a), "eagle"), -EINVAL);
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(2);
+    assert_true(drafts_client_wait_usable(a, 0, true));
+    assert_int_equal(drafts_check_name(drafts_client_drafts(a), "eagle"),
+                     0); // the other may have it
+    AUTO(liar_stop) struct liar *l = liar_start(paths[1], LIE_EMPTY, DRAFTS_CLIENT_VOCAB);
+    assert_true(drafts_client_wait_usable(a, 1, true));
+    assert_int_equal(drafts_check_name(drafts_client_drafts(a), "eagle"), -EINVAL);
     assert_non_null(strstr(fail_text(), "none of this server's proposers: ngram, liar"));
     honest_stop(TAKE(h));
-    assert_true(asker_wait_usable(a, 0, false));
-    assert_int_equal(drafts_check_name(asker_drafts(a), "ngram"), 0); // not connected
-    assert_int_equal(drafts_check_name(asker_drafts(a), ""), 0);
+    assert_true(drafts_client_wait_usable(a, 0, false));
+    assert_int_equal(drafts_check_name(drafts_client_drafts(a), "ngram"), 0); // not connected
+    assert_int_equal(drafts_check_name(drafts_client_drafts(a), ""), 0);
     assert_int_equal(drafts_check_name(NULL, "ngram"), -EINVAL);
     assert_non_null(strstr(fail_text(), "it has none"));
 }
@@ -141,13 +144,13 @@ static void a_sequence_that_paused_catches_up(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
-    AUTO(asker_free) struct asker *a = asker_of(1);
-    assert_true(asker_wait_usable(a, 0, true));
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
+    assert_true(drafts_client_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 1, 100);
     must_draft(a, 0, 1, 1, 1777); // as after many rounds with k = 0
     unsigned right, n_came = 0;
     for (int64_t until_us = clock_us() + 5 * WAIT_US; !n_came && clock_us() < until_us;) {
-        n_came = asker_round(a, 0, 1, 1, 150000, 5, WAIT_US, &right);
+        n_came = drafts_client_round(a, 0, 1, 1, 150000, 5, WAIT_US, &right);
         poll(NULL, 0, 1); // two messages precede the round
     }
     assert_int_equal(n_came, 1);
@@ -158,11 +161,11 @@ static void closed_sequences_are_freed_at_the_proposer(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
-    AUTO(asker_free) struct asker *a = asker_of(1);
-    assert_true(asker_wait_usable(a, 0, true));
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
+    assert_true(drafts_client_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 10, 100);
     for (uint64_t seq = 1; seq <= 9; seq++)
-        drafts_close(asker_drafts(a), seq, true);
+        drafts_close(drafts_client_drafts(a), seq, true);
     must_draft(a, 0, 10, 1, 101); // the closes are sent before or with it
     must_draft(a, 0, 10, 1, 102);
     assert_int_equal(honest_n_sessions(h), 1);
@@ -173,12 +176,12 @@ static void two_verifiers_and_two_proposers(void **state)
     (void)state;
     AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
     AUTO(honest_stop) struct honest *h1 = honest_start(paths[1]);
-    AUTO(asker_free) struct asker *a = asker_of(2);
-    AUTO(asker_free) struct asker *b = asker_of(2);
-    struct asker *both[] = {a, b};
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(2);
+    AUTO(drafts_client_free) struct drafts_client *b = client_of(2);
+    struct drafts_client *both[] = {a, b};
     for (int v = 0; v < 2; v++)
         for (unsigned i = 0; i < 2; i++)
-            assert_true(asker_wait_usable(both[v], i, true));
+            assert_true(drafts_client_wait_usable(both[v], i, true));
     for (uint32_t round = 0; round < 10; round++)
         for (unsigned i = 0; i < 4; i++) // the same sequence numbers for both
             must_draft(both[i / 2], i % 2, 1, 4, 100 + 2 * round + 10 * (i / 2));
@@ -186,20 +189,20 @@ static void two_verifiers_and_two_proposers(void **state)
     assert_int_equal(honest_n_sessions(h1), 8);
     unsigned n_first = 0;
     for (uint64_t seq = 1000; seq < 1100; seq++)
-        n_first += picked(asker_drafts(a), NULL, seq) == 0;
+        n_first += picked(drafts_client_drafts(a), NULL, seq) == 0;
     assert_true(n_first > 20 && n_first < 80);
     honest_stop(TAKE(h0));
-    assert_true(asker_wait_usable(a, 0, false));
+    assert_true(drafts_client_wait_usable(a, 0, false));
     for (uint64_t seq = 1000; seq < 1100; seq++)
-        assert_int_equal(picked(asker_drafts(a), NULL, seq), 1);
+        assert_int_equal(picked(drafts_client_drafts(a), NULL, seq), 1);
 }
 
 /* Sequences 1 to n each request a draft. Returns how many are assigned to proposer 0. */
-static unsigned ask_each(struct asker *a, unsigned n, uint32_t base_len)
+static unsigned ask_each(struct drafts_client *a, unsigned n, uint32_t base_len)
 {
     unsigned n_first = 0;
     for (uint64_t seq = 1; seq <= n; seq++) {
-        int i = picked(asker_drafts(a), "ngram", seq);
+        int i = picked(drafts_client_drafts(a), "ngram", seq);
         assert_true(i >= 0);
         must_draft(a, (unsigned)i, seq, 1, base_len);
         n_first += i == 0;
@@ -212,18 +215,18 @@ static void sequences_of_a_dead_proposer_move_to_the_other_of_its_name(void **st
     (void)state;
     AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
     AUTO(honest_stop) struct honest *h1 = honest_start(paths[1]);
-    AUTO(asker_free) struct asker *a = asker_of(2);
-    assert_true(asker_wait_usable(a, 0, true) && asker_wait_usable(a, 1, true));
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(2);
+    assert_true(drafts_client_wait_usable(a, 0, true) && drafts_client_wait_usable(a, 1, true));
     unsigned n_first = ask_each(a, 40, 100);
     assert_true(n_first > 5 && n_first < 35);
     assert_int_equal(ask_each(a, 40, 103), n_first);
     assert_int_equal(honest_n_sessions(h0), n_first);
     honest_stop(TAKE(h0));
-    assert_true(asker_wait_usable(a, 0, false));
+    assert_true(drafts_client_wait_usable(a, 0, false));
     assert_int_equal(ask_each(a, 40, 106), 0);
     assert_int_equal(honest_n_sessions(h1), 40);
     h0 = honest_start(paths[0]);
-    assert_true(asker_wait_usable(a, 0, true));
+    assert_true(drafts_client_wait_usable(a, 0, true));
     assert_int_equal(ask_each(a, 40, 109), 0); // sequences stay with the proposer that knows them
 }
 
@@ -237,12 +240,12 @@ static struct drafts_target target_of(const char *text)
 }
 
 /* Where a target's proposer is; DRAFT_MAX_PROPOSERS: nowhere. */
-static unsigned place_of(struct asker *a, const char *target)
+static unsigned place_of(struct drafts_client *a, const char *target)
 {
     struct drafts_stats s;
     unsigned i = 0;
     while (i < DRAFT_MAX_PROPOSERS &&
-           (!drafts_stats(asker_drafts(a), i, &s) || strcmp(s.target, target) != 0))
+           (!drafts_stats(drafts_client_drafts(a), i, &s) || strcmp(s.target, target) != 0))
         i++;
     return i;
 }
@@ -252,28 +255,28 @@ static void remaining_proposers_keep_their_stream_and_removed_ones_are_forgotten
     (void)state;
     AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
     AUTO(honest_stop) struct honest *h1 = honest_start(paths[1]);
-    AUTO(asker_free) struct asker *a = asker_of(1);
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
     struct drafts_target both[] = {target_of(targets[1]), target_of(targets[0])};
-    assert_true(asker_wait_usable(a, 0, true));
+    assert_true(drafts_client_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 4, 100);
-    assert_int_equal(drafts_set(asker_drafts(a), both, 2), 0);
+    assert_int_equal(drafts_set(drafts_client_drafts(a), both, 2), 0);
     assert_int_equal(place_of(a, targets[0]), 0);
     unsigned second = place_of(a, targets[1]);
-    assert_true(second < DRAFT_MAX_PROPOSERS && asker_wait_usable(a, second, true));
+    assert_true(second < DRAFT_MAX_PROPOSERS && drafts_client_wait_usable(a, second, true));
     assert_int_equal(honest_n_sessions(h0), 4);
     assert_int_equal(stats_of(a, 0).drafts, 4);
 
-    assert_int_equal(drafts_set(asker_drafts(a), both, 1), 0);
+    assert_int_equal(drafts_set(drafts_client_drafts(a), both, 1), 0);
     assert_int_equal(place_of(a, targets[0]), DRAFT_MAX_PROPOSERS);
     for (uint64_t seq = 1; seq <= 4; seq++)
-        assert_int_equal(picked(asker_drafts(a), NULL, seq), second);
+        assert_int_equal(picked(drafts_client_drafts(a), NULL, seq), second);
     must_draft(a, second, 1, 4, 103);
     assert_int_equal(stats_of(a, second).restarts, 0);
     await_sessions(h0, false);
 
-    assert_int_equal(drafts_set(asker_drafts(a), both, 2), 0); // added as a new proposer
+    assert_int_equal(drafts_set(drafts_client_drafts(a), both, 2), 0); // added as a new proposer
     unsigned again = place_of(a, targets[0]);
-    assert_true(asker_wait_usable(a, again, true));
+    assert_true(drafts_client_wait_usable(a, again, true));
     assert_int_equal(stats_of(a, again).drafts, 0);
     must_draft(a, again, 10, 4, 100);
 }
@@ -282,7 +285,7 @@ static void all_proposers_may_be_replaced_in_one_call(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
-    AUTO(asker_free) struct asker *a = asker_of(1);
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
     struct drafts_target crowd[DRAFT_MAX_PROPOSERS + 1];
     char text[PROPOSER_PATH_MAX];
     for (unsigned turn = 0; turn < 3; turn++) {
@@ -291,11 +294,11 @@ static void all_proposers_may_be_replaced_in_one_call(void **state)
             crowd[i] = target_of(text);
         }
         crowd[DRAFT_MAX_PROPOSERS - 1] = target_of(targets[0]);
-        assert_int_equal(drafts_set(asker_drafts(a), crowd, DRAFT_MAX_PROPOSERS), 0);
+        assert_int_equal(drafts_set(drafts_client_drafts(a), crowd, DRAFT_MAX_PROPOSERS), 0);
     }
-    assert_int_equal(drafts_set(asker_drafts(a), crowd, DRAFT_MAX_PROPOSERS + 1), -EINVAL);
+    assert_int_equal(drafts_set(drafts_client_drafts(a), crowd, DRAFT_MAX_PROPOSERS + 1), -EINVAL);
     unsigned i = place_of(a, targets[0]);
-    assert_true(asker_wait_usable(a, i, true));
+    assert_true(drafts_client_wait_usable(a, i, true));
     must_draft(a, i, 1, 4, 100);
 }
 
@@ -315,8 +318,8 @@ static void proposers_are_replaced_while_they_draft(void **state)
     (void)state;
     AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
     AUTO(honest_stop) struct honest *h1 = honest_start(paths[1]);
-    AUTO(asker_free) struct asker *a = asker_of(2);
-    struct drafts *d = asker_drafts(a);
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(2);
+    struct drafts *d = drafts_client_drafts(a);
     pthread_t other;
     assert_int_equal(pthread_create(&other, NULL, exchange_often, d), 0);
     uint32_t base_len = 100;
@@ -324,7 +327,7 @@ static void proposers_are_replaced_while_they_draft(void **state)
         for (uint64_t seq = 1; seq <= 8; seq++) {
             int i = picked(d, NULL, seq);
             if (i >= 0)
-                asker_round(a, (unsigned)i, seq, 1, base_len % 1000 + 100, 5, 1000, &right);
+                drafts_client_round(a, (unsigned)i, seq, 1, base_len % 1000 + 100, 5, 1000, &right);
         }
         for (uint64_t seq = 1; base_len % 4 == 0 && seq <= 8; seq++)
             drafts_close(d, seq, true);
@@ -336,18 +339,18 @@ static void proposers_are_replaced_while_they_draft(void **state)
     struct drafts_target last = target_of(targets[1]);
     assert_int_equal(drafts_set(d, &last, 1), 0);
     unsigned i = place_of(a, targets[1]);
-    assert_true(asker_wait_usable(a, i, true));
+    assert_true(drafts_client_wait_usable(a, i, true));
     must_draft(a, i, 100, 4, 100);
 }
 
 static void a_proposer_that_starts_later_is_found(void **state)
 {
     (void)state;
-    AUTO(asker_free) struct asker *a = asker_of(1);
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
     unsigned right;
-    assert_int_equal(asker_round(a, 0, 1, 1, 100, 5, 0, &right), 0);
+    assert_int_equal(drafts_client_round(a, 0, 1, 1, 100, 5, 0, &right), 0);
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
-    assert_true(asker_wait_usable(a, 0, true));
+    assert_true(drafts_client_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 1, 100);
 }
 
@@ -355,25 +358,25 @@ static void a_restarted_proposer_gets_all_contexts_again(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
-    AUTO(asker_free) struct asker *a = asker_of(1);
-    assert_true(asker_wait_usable(a, 0, true));
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
+    assert_true(drafts_client_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 4, 100);
     honest_stop(TAKE(h));
-    assert_true(asker_wait_usable(a, 0, false));
+    assert_true(drafts_client_wait_usable(a, 0, false));
     h = honest_start(paths[0]);
-    assert_true(asker_wait_usable(a, 0, true));
+    assert_true(drafts_client_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 4, 107);
     assert_int_equal(stats_of(a, 0).restarts, 1);
 }
 
 /* Runs rounds like an engine until the proposer is excluded. No round may take long. */
-static void run_until_excluded(struct asker *a, uint32_t *base_len)
+static void run_until_excluded(struct drafts_client *a, uint32_t *base_len)
 {
     int64_t until = clock_us() + 10000000;
     unsigned right;
-    while (asker_usable(a, 0)) {
+    while (drafts_client_usable(a, 0)) {
         assert_true(clock_us() < until);
-        if (asker_round(a, 0, 1, 4, ++*base_len, 5, 10000, &right) == 0)
+        if (drafts_client_round(a, 0, 1, 4, ++*base_len, 5, 10000, &right) == 0)
             poll(NULL, 0, 2); // the other sequences' work
     }
 }
@@ -387,16 +390,16 @@ static void lying_proposers_are_excluded_and_tried_again(void **state)
                                     LIE_FLOOD};
     for (unsigned i = 0; i < ARRAY_LEN(lies); i++) {
         print_message("%s\n", lie_name(lies[i]));
-        AUTO(liar_stop) struct liar *l = liar_start(paths[0], lies[i], ASKER_VOCAB);
-        AUTO(asker_free) struct asker *a = asker_of(1);
-        assert_true(asker_wait_usable(a, 0, true));
+        AUTO(liar_stop) struct liar *l = liar_start(paths[0], lies[i], DRAFTS_CLIENT_VOCAB);
+        AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
+        assert_true(drafts_client_wait_usable(a, 0, true));
         uint32_t base_len = 10;
         run_until_excluded(a, &base_len);
         liar_change(l, LIE_EMPTY); // now behaves
-        assert_true(asker_wait_usable(a, 0, true));
+        assert_true(drafts_client_wait_usable(a, 0, true));
         unsigned right, n_came = 0;
         for (int n = 0; n < 10 && !n_came; n++) // the flood may still be draining
-            n_came = asker_round(a, 0, 1, 4, base_len++, 5, WAIT_US, &right);
+            n_came = drafts_client_round(a, 0, 1, 4, base_len++, 5, WAIT_US, &right);
         assert_int_equal(n_came, 4);
         assert_int_equal(right, 0);
     }
@@ -406,30 +409,30 @@ static void lying_proposers_are_excluded_and_tried_again(void **state)
 static void a_proposer_that_does_not_read_is_excluded(void **state)
 {
     (void)state;
-    AUTO(liar_stop) struct liar *l = liar_start(paths[0], LIE_DEAF, ASKER_VOCAB);
-    AUTO(asker_free) struct asker *a = asker_of(1);
-    assert_true(asker_wait_usable(a, 0, true));
+    AUTO(liar_stop) struct liar *l = liar_start(paths[0], LIE_DEAF, DRAFTS_CLIENT_VOCAB);
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
+    assert_true(drafts_client_wait_usable(a, 0, true));
     int64_t until = clock_us() + 10000000;
     unsigned right;
-    for (uint64_t seq = 1; asker_usable(a, 0); seq++) {
+    for (uint64_t seq = 1; drafts_client_usable(a, 0); seq++) {
         assert_true(clock_us() < until);
-        assert_int_equal(asker_round(a, 0, seq, 1, 60000, 5, 0, &right), 0);
-        drafts_close(asker_drafts(a), seq, true);
+        assert_int_equal(drafts_client_round(a, 0, seq, 1, 60000, 5, 0, &right), 0);
+        drafts_close(drafts_client_drafts(a), seq, true);
         poll(NULL, 0, 2); // the other sequences' work
     }
     liar_change(l, LIE_EMPTY);
-    assert_true(asker_wait_usable(a, 0, true));
+    assert_true(drafts_client_wait_usable(a, 0, true));
 }
 
 static void wrong_draft_tokens_are_not_an_error(void **state)
 {
     (void)state;
-    AUTO(liar_stop) struct liar *l = liar_start(paths[0], LIE_NOTHING, ASKER_VOCAB);
-    AUTO(asker_free) struct asker *a = asker_of(1);
-    assert_true(asker_wait_usable(a, 0, true));
+    AUTO(liar_stop) struct liar *l = liar_start(paths[0], LIE_NOTHING, DRAFTS_CLIENT_VOCAB);
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
+    assert_true(drafts_client_wait_usable(a, 0, true));
     unsigned right;
     for (uint32_t i = 0; i < 50; i++)
-        assert_int_equal(asker_round(a, 0, 1, 4, 10 + i, 5, WAIT_US, &right), 4);
+        assert_int_equal(drafts_client_round(a, 0, 1, 4, 10 + i, 5, MUST_US, &right), 4);
     assert_int_equal(stats_of(a, 0).stale + stats_of(a, 0).malformed, 0);
 }
 
@@ -438,18 +441,18 @@ static void a_proposer_that_does_not_fit_is_refused(void **state)
     (void)state;
     static const enum lie lies[] = {LIE_PROTOCOL, LIE_DIGEST, LIE_NO_DESCRIBE};
     for (unsigned i = 0; i < ARRAY_LEN(lies); i++) {
-        AUTO(liar_stop) struct liar *l = liar_start(paths[0], lies[i], ASKER_VOCAB);
+        AUTO(liar_stop) struct liar *l = liar_start(paths[0], lies[i], DRAFTS_CLIENT_VOCAB);
         int64_t since = clock_us();
-        AUTO(asker_free) struct asker *a = asker_of(1);
+        AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
         while (liar_n_described(l) < 3) {
             assert_true(clock_us() < since + 5 * WAIT_US);
             poll(NULL, 0, 1);
         }
         assert_true(clock_us() - since >= 250000 + 500000); // the pauses between tries grow
-        assert_false(asker_usable(a, 0));
+        assert_false(drafts_client_usable(a, 0));
         assert_int_equal(liar_n_streams(l), 0);
         liar_change(l, LIE_EMPTY);
-        assert_true(asker_wait_usable(a, 0, true));
+        assert_true(drafts_client_wait_usable(a, 0, true));
     }
 }
 
@@ -547,8 +550,8 @@ static void a_bad_round_ends_its_stream_with_the_reason(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
-    AUTO(asker_free) struct asker *a = asker_of(1);
-    assert_true(asker_wait_usable(a, 0, true));
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
+    assert_true(drafts_client_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 1, 100);
     unsigned n;
     assert_int_equal(send_one("\xff\xff", 2, &n).code, RPC_INVALID_ARGUMENT);
@@ -650,8 +653,8 @@ static void a_stopped_proposer_costs_bounded_memory_and_no_time(void **state)
 {
     (void)state;
     pid_t pid = must_spawn();
-    AUTO(asker_free) struct asker *a = asker_of(1);
-    assert_true(asker_wait_usable(a, 0, true));
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
+    assert_true(drafts_client_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 16, 2000);
     kill(pid, SIGSTOP);
     uint32_t base_len = 2000;
@@ -659,14 +662,14 @@ static void a_stopped_proposer_costs_bounded_memory_and_no_time(void **state)
     long before = rss_kib();
     int64_t since = clock_us();
     for (uint64_t seq = 1000; seq < 3000; seq++) { // 2,000 contexts of 8 KiB and more
-        asker_round(a, 0, seq, 1, 2000 + seq % 3000, 5, 0, &right);
-        drafts_close(asker_drafts(a), seq, true);
+        drafts_client_round(a, 0, seq, 1, 2000 + seq % 3000, 5, 0, &right);
+        drafts_close(drafts_client_drafts(a), seq, true);
     }
-    assert_true(clock_us() - since < 10000000);
+    assert_true(clock_us() - since < 30000000); // 2,000 waits would take longer
     assert_true(rss_kib() - before < 32 << 10);
     run_until_excluded(a, &base_len);
     kill(pid, SIGCONT);
-    assert_true(asker_wait_usable(a, 0, true));
+    assert_true(drafts_client_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 16, base_len);
     must_exit(pid, SIGTERM);
 }
@@ -675,13 +678,13 @@ static void a_killed_proposer_is_found_again(void **state)
 {
     (void)state;
     pid_t pid = must_spawn();
-    AUTO(asker_free) struct asker *a = asker_of(1);
-    assert_true(asker_wait_usable(a, 0, true));
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
+    assert_true(drafts_client_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 4, 100);
     must_exit(pid, SIGKILL);
-    assert_true(asker_wait_usable(a, 0, false));
+    assert_true(drafts_client_wait_usable(a, 0, false));
     pid = must_spawn();
-    assert_true(asker_wait_usable(a, 0, true));
+    assert_true(drafts_client_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 4, 101);
     must_exit(pid, SIGTERM);
 }
@@ -690,13 +693,13 @@ static void sigterm_ends_the_service_immediately(void **state)
 {
     (void)state;
     pid_t pid = must_spawn();
-    AUTO(asker_free) struct asker *a = asker_of(1);
-    assert_true(asker_wait_usable(a, 0, true));
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
+    assert_true(drafts_client_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 4, 100);
     int64_t since = clock_us();
     must_exit(pid, SIGTERM);
-    assert_true(clock_us() - since < 2000000);
-    assert_true(asker_wait_usable(a, 0, false));
+    assert_true(clock_us() - since < 10000000);
+    assert_true(drafts_client_wait_usable(a, 0, false));
 }
 
 #define TEST(f) cmocka_unit_test_setup_teardown(f, name_sockets, clean_up)

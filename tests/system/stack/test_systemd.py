@@ -221,8 +221,11 @@ class Notifications(unittest.TestCase):
     def test_the_watchdog_gets_keep_alives_inside_a_long_prefill(self):
         """An idle service sends keep-alives by a timer. Here a prompt lasts several watchdog limits on any machine."""
         begun, ended, _ = self.long_prefill(LIMIT_S)
-        limit_s = (ended - begun) / 4
-        begun, ended, n_keep_alives = self.long_prefill(limit_s)
+        for _ in range(5):  # until the speed of the machine is about that of the previous run
+            limit_s = (ended - begun) / 4
+            begun, ended, n_keep_alives = self.long_prefill(limit_s)
+            if ended - begun > 2 * limit_s:
+                break
         self.assertGreater(ended - begun, 2 * limit_s, "long enough to prove something")
         self.assertGreater(n_keep_alives, 2 * (ended - begun) / limit_s)  # it sends eight keep-alives per limit
 

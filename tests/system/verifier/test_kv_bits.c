@@ -20,6 +20,7 @@
 #define N_MORE 120   // beyond a quarter of the pool: four requests do not fit, even out of step
 #define N_CACHED ((N_PROMPT - 1) / KV_BLOCK * KV_BLOCK)
 #define MAX_BATCH 16
+#define TRIES 100
 #define TOPIC(n, i) (100 * (n) + (i)) // batches share no prompt
 
 static const unsigned batches[] = {1, 4, 16};
@@ -85,8 +86,6 @@ static void world_stop(struct world *w)
     char name[300];
     if (!w->drafts)
         assert_int_equal(w->n_drafted, 0);
-    else if (!LIB_SANITIZED) // so slow that all drafts may be late
-        assert_true(w->n_accepted > 0 && w->n_accepted < w->n_drafted);
     rpc_client_free(w->cold_client);
     service_stop(&w->cold);
     for (unsigned i = 0; i < ARRAY_LEN(tails); i++) {
@@ -147,6 +146,19 @@ static unsigned ask(struct world *w, unsigned n, unsigned n_tokens)
     return n_cached;
 }
 
+/* Repeats requests until draft tokens were accepted and rejected: else the comparison proves little.
+ * On a busy machine all drafts of a request may be late. */
+static void must_draft(struct world *w)
+{
+    if (LIB_SANITIZED) // so slow that all drafts may be late
+        return;
+    for (unsigned i = 0; i < TRIES && (!w->n_accepted || w->n_accepted == w->n_drafted); i++) {
+        wait_proposers(w->client);
+        ask(w, 4, TOPIC_ANSWER);
+    }
+    assert_true(w->n_accepted > 0 && w->n_accepted < w->n_drafted);
+}
+
 static void check_computed_cached_and_restored(const char *type, bool drafts)
 {
     struct world w;
@@ -162,6 +174,8 @@ static void check_computed_cached_and_restored(const char *type, bool drafts)
         assert_in_range(ask(&w, batches[i], TOPIC_ANSWER), 0, batches[i] * N_CACHED);
     if (!LIB_SANITIZED) // the verifier does not wait for a slow disk
         assert_true(metric_of(w.client, "tandem_prefix_cache_hits_total{tier=\"disk\"}") > 0);
+    if (drafts)
+        must_draft(&w);
     warm_stop(&w);
     world_stop(&w);
 }
@@ -176,6 +190,8 @@ static void check_preempted_and_restored(const char *type, bool drafts)
         ask(&w, batches[i], batches[i] == 4 ? N_SMALL / 4 - N_PROMPT + N_MORE : 100);
         assert_true(metric_of(w.client, "tandem_num_preemptions_total") > n_before);
     }
+    if (drafts)
+        must_draft(&w);
     warm_stop(&w);
     world_stop(&w);
 }

@@ -7,7 +7,7 @@
 #include "lib/fakes/faulty_vfs.h"
 #include "lib/oracles/figures.h"
 #include "lib/lib.h"
-#include "lib/clients/played.h"
+#include "lib/clients/engine_client.h"
 #include "lib/rigs/kv_tier_rig.h"
 
 #define N_BLOCKS 70 // two pieces
@@ -112,17 +112,18 @@ static struct verifier_options options = {.model = SOURCE_DIR "/models/tales-1m-
                                           .kv_disk_size = 256,
                                           .kv_disk_ttl = 1000};
 
-static void ask(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n, struct played *p)
+static void ask(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n,
+                struct engine_client *p)
 {
-    played_submit(e, topic, n_prompt, n, p);
-    played_finish(e, p, NULL);
+    engine_client_submit(e, topic, n_prompt, n, p);
+    engine_client_finish(e, p, NULL);
 }
 
 /* New prompts need the whole pool. Its blocks are written to disk, unless writing still fails. */
 static void evict(struct engine *e)
 {
     static unsigned topic = 100; // always new topics, so that blocks are written
-    struct played p;
+    struct engine_client p;
     for (unsigned i = 0; i < 3; i++)
         ask(e, topic++, 900, 1, &p);
     while (kv_tier_counts(e->tier).n_waiting)
@@ -130,9 +131,9 @@ static void evict(struct engine *e)
 }
 
 /* An engine with a disk tier that has evicted the blocks of topic 1. */
-static struct engine *engine_with_evicted(struct played *want)
+static struct engine *engine_with_evicted(struct engine_client *want)
 {
-    struct engine *e = played_engine(&options, &stats);
+    struct engine *e = engine_client_start(&options, &stats);
     assert_non_null(e->tier);
     ask(e, 1, PROMPT, ANSWER, want);
     assert_int_equal(want->n, ANSWER);
@@ -153,13 +154,14 @@ static void fail_at(unsigned n, unsigned how)
 
 /* Sends topic 1 again while a call fails. The answer is the same, or the request fails for lack of
  * memory. Returns the number of prompt tokens that were restored. */
-static uint32_t ask_again(struct engine *e, const struct played *want, unsigned n, unsigned how)
+static uint32_t ask_again(struct engine *e, const struct engine_client *want, unsigned n,
+                          unsigned how)
 {
-    struct played p;
-    played_init(e, 1, PROMPT, ANSWER, &p);
+    struct engine_client p;
+    engine_client_init(e, 1, PROMPT, ANSWER, &p);
     fail_at(n, how);
     p.error = engine_submit(e, p.req);
-    played_take(e, &p, NULL, p.error ? 0 : UINT32_MAX);
+    engine_client_take(e, &p, NULL, p.error ? 0 : UINT32_MAX);
     failing_has_failed();
     faulty_vfs_fail(0, 0, 0);
     assert_true(p.error == 0 || p.error == -ENOMEM);
@@ -177,7 +179,7 @@ static uint32_t ask_again(struct engine *e, const struct played *want, unsigned 
 static void a_request_survives_any_failure_of_its_restore(void **state)
 {
     struct kv_tier_rig *t = *state;
-    struct played want;
+    struct engine_client want;
     uint32_t n_tries = 0, n_restored = 0;
     options.kv_disk = t->folder;
     struct engine *e = engine_with_evicted(&want);

@@ -16,11 +16,12 @@
 #define LARGE SOURCE_DIR "/models/tales-11m-q8_0.gguf"
 #define N_VOCAB 4096
 #define N_AT_ONCE 25
+#define TRIES 100
 
 static struct service verifier, drafter;
 static struct liar *liar;
 static struct rpc_client *client;
-static struct token_dist law;
+static struct token_dist dist;
 
 /* ---- services ---- */
 
@@ -43,7 +44,7 @@ static int start_with_liar(void **state)
     snprintf(target, sizeof(target), "unix:%s", path);
     liar = liar_start(path, LIE_DRAWN, N_VOCAB);
     start_verifier(SMALL, target, false);
-    token_dist_learn(&law, client, true, 3);
+    token_dist_learn(&dist, client, true, 3);
     return 0;
 }
 
@@ -53,7 +54,7 @@ static int start_with_service(const char *proposer, bool ahead)
                   (const char *[]){"--proposer", proposer, "--cascade", "suffix,draft",
                                    "--draft-model", SMALL, NULL});
     start_verifier(LARGE, drafter.target, ahead);
-    token_dist_learn(&law, client, false, 2);
+    token_dist_learn(&dist, client, false, 2);
     return 0;
 }
 
@@ -88,7 +89,7 @@ static void run_requests(struct asked *v, unsigned n_rules, uint32_t n)
 {
     static struct token_dist_batch batch;
     for (uint32_t left = n_rules * n; left; left -= batch.n) {
-        token_dist_start(&law, v, n_rules, left < N_AT_ONCE ? left : N_AT_ONCE, &batch);
+        token_dist_start(&dist, v, n_rules, left < N_AT_ONCE ? left : N_AT_ONCE, &batch);
         token_dist_end(&batch);
     }
 }
@@ -108,7 +109,11 @@ static void every_lossless_rule_keeps_the_distribution(void **state)
                         {.rule = "block", .dense = true}};
     run_requests(v, ARRAY_LEN(v), n_answers());
     for (unsigned i = 0; i < ARRAY_LEN(v); i++) {
-        assert_true(token_dist_tail(&law, &v[i]) > SURELY_WRONG);
+        for (unsigned t = 0; t < TRIES && !v[i].n_accepted; t++) { // drafts were late
+            wait_proposers(client);
+            run_requests(&v[i], 1, N_AT_ONCE);
+        }
+        assert_true(token_dist_tail(&dist, &v[i]) > SURELY_WRONG);
         assert_true(v[i].n_accepted > 0);
     }
 }
@@ -124,12 +129,12 @@ static void lossy_rules_and_a_wrong_q_are_detected(void **state)
     struct asked lied[] = {{.rule = "rejection"}, {.rule = "block"}};
     run_requests(v, ARRAY_LEN(v), n);
     for (unsigned i = 0; i < ARRAY_LEN(v); i++)
-        assert_true(i < 2 ? LIB_SANITIZED || token_dist_tail(&law, &v[i]) < SURELY_WRONG
-                          : token_dist_tail(&law, &v[i]) > SURELY_WRONG);
+        assert_true(i < 2 ? LIB_SANITIZED || token_dist_tail(&dist, &v[i]) < SURELY_WRONG
+                          : token_dist_tail(&dist, &v[i]) > SURELY_WRONG);
     liar_change(liar, LIE_OTHER_Q);
     run_requests(lied, ARRAY_LEN(lied), n);
     for (unsigned i = 0; i < ARRAY_LEN(lied); i++)
-        assert_true(LIB_SANITIZED || token_dist_tail(&law, &lied[i]) < SURELY_WRONG);
+        assert_true(LIB_SANITIZED || token_dist_tail(&dist, &lied[i]) < SURELY_WRONG);
 }
 
 int main(void)

@@ -265,15 +265,12 @@ static void must_equal(const struct answer *got, const struct answer *want, unsi
              want->ids[at], (double)want->logprobs[at]);
 }
 
-#define ENOUGH_DRAFTED 100 // draft tokens of a row, before its accepted tokens are checked
-
-static struct {
+static struct draft_counts {
     unsigned drafted, accepted;
-} all; // of all rows
+} all, by_proposer[DRAFT_KILLED_MIDWAY + 1]; // of all rows; of the rows with policy ALWAYS
 
-/* Prints the figures of one row of settings. Some tokens of a proposer must be accepted, and some
- * rejected: else the comparison proves little. */
-static void print_row(const struct settings *s, const struct answer *answers, unsigned n)
+/* Prints and adds the figures of one row of settings. */
+static void count_row(const struct settings *s, const struct answer *answers, unsigned n)
 {
     unsigned drafted = 0, accepted = 0;
     for (unsigned i = 0; i < n; i++) {
@@ -288,17 +285,18 @@ static void print_row(const struct settings *s, const struct answer *answers, un
     assert_true(accepted <= drafted);
     if (s->level[PROPOSER] == NO_PROPOSER)
         assert_int_equal(drafted, 0);
-    if (s->level[PROPOSER] == RANDOM_GUESSES && drafted)
-        assert_true(drafted > accepted);
-    if (s->level[PROPOSER] == NO_PROPOSER || s->level[POLICY] != ALWAYS)
-        return; // the other policies may decide that drafts do not pay
-    if (LIB_SANITIZED)
-        return; // all drafts of one row may be late, but not of all rows
-    if (drafted < ENOUGH_DRAFTED)
-        return; // most drafts came late: few tokens may all be accepted or rejected
-    assert_true(drafted > accepted);
-    if (s->level[PROPOSER] >= NGRAM && s->level[PROPOSER] <= DRAFT)
-        assert_true(accepted > 0);
+    if (s->level[POLICY] == ALWAYS) { // the other policies may decide that drafts do not pay
+        by_proposer[s->level[PROPOSER]].drafted += drafted;
+        by_proposer[s->level[PROPOSER]].accepted += accepted;
+    }
+}
+
+/* Whether tokens of this proposer were accepted and others rejected: else the comparison proves
+ * little. Random guesses are never accepted, except by chance. */
+static bool proves_enough(enum proposer p)
+{
+    const struct draft_counts *c = &by_proposer[p];
+    return c->drafted > c->accepted && (p == RANDOM_GUESSES || c->accepted > 0);
 }
 
 static void find_tiers(void)
@@ -323,7 +321,7 @@ static void check_settings(const struct settings *s, unsigned n_rows, const char
         for (unsigned i = 0; i < n_variants; i++)
             must_equal(&got[i], &want[i], i, s, batches[b]);
         if (b == 0)
-            print_row(s, got, n_variants);
+            count_row(s, got, n_variants);
     }
     world_stop(&w);
 }
@@ -373,6 +371,22 @@ static bool next_pairwise(unsigned n_product, struct settings *ret)
     return best > 0;
 }
 
+#define TRIES 20
+
+/* Runs more rows for proposers whose drafts were too late in all rows, as on a busy machine. */
+static void check_proposers_again(const char *model, unsigned n_variants, const struct answer *want,
+                                  struct answer *got)
+{
+    for (enum proposer p = NGRAM; p <= RANDOM_GUESSES; p++) {
+        const struct settings s = {.level = {[PROPOSER] = p, [K] = 1, [POLICY] = ALWAYS}};
+        for (unsigned i = 0; i < TRIES && !proves_enough(p); i++)
+            check_settings(&s, 0, model, n_variants, want, got);
+        if (!proves_enough(p))
+            fail_msg("proposer %s: accepted %u of %u draft tokens", factors[PROPOSER].values[p],
+                     by_proposer[p].accepted, by_proposer[p].drafted);
+    }
+}
+
 static void any_settings_give_the_same_bits(void **state)
 {
     (void)state;
@@ -402,6 +416,8 @@ static void any_settings_give_the_same_bits(void **state)
             check_settings(&s, n_rows, model, n_variants, want, got);
     }
     printf("%u verifiers, %u requests each at %zu batch sizes\n", n_rows, n_variants, N_BATCHES);
+    if (!LIB_SANITIZED) // so slow that all drafts of a proposer may be late, but not those of all
+        check_proposers_again(model, n_variants, want, got);
     assert_true(all.accepted > 0 && all.drafted > all.accepted);
     free(want);
     free(got);

@@ -13,7 +13,9 @@
 #include "gateway/serve/template.h"
 #include "lib/lib.h"
 
-#define TIMEOUT_MS 700
+#define TIMEOUT_MS 300
+#define TOO_LONG "longer than 0.3 s"
+#define TRIES 100 // of a rendering that a busy machine may make longer than the time limit
 #define ENDLESS "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 struct outcome {
@@ -51,27 +53,52 @@ static void wait_for(struct outcome *o)
     pthread_mutex_unlock(&o->mu);
 }
 
-static void renders(const char *source, const char *vars, const char *want)
+/* Renders again where that took too long. */
+static struct outcome render(const char *source, const char *vars)
 {
     struct outcome o;
-    begin(&o, source, vars);
-    wait_for(&o);
+    for (unsigned i = 0; i < TRIES; i++) {
+        begin(&o, source, vars);
+        wait_for(&o);
+        if (!strstr(o.text, TOO_LONG))
+            return o;
+        free(o.text);
+    }
+    fail_msg("%s: took too long %d times", source, TRIES);
+    return o;
+}
+
+static void renders(const char *source, const char *vars, const char *want)
+{
+    struct outcome o = render(source, vars);
     assert_string_equal(o.text, want);
     assert_int_equal(o.err, 0);
     free(o.text);
 }
 
-/* An error -EINVAL whose text contains `part`, within the time limit of a rendering. */
+static void fails_with(struct outcome *o, const char *source, const char *part)
+{
+    if (o->err != -EINVAL || !strstr(o->text, part))
+        fail_msg("%s: %d '%.200s', not '%s'", source, o->err, o->text, part);
+    free(o->text);
+}
+
+/* An error -EINVAL whose text contains `part`. */
 static void fails(const char *source, const char *part)
+{
+    struct outcome o = render(source, "{}");
+    fails_with(&o, source, part);
+}
+
+/* An error -EINVAL whose text contains `part`, possibly because of the time limit. */
+static void fails_in_time(const char *source, const char *part)
 {
     struct outcome o;
     int64_t begun_us = clock_us();
     begin(&o, source, "{}");
     wait_for(&o);
-    if (o.err != -EINVAL || !strstr(o.text, part))
-        fail_msg("%s: %d '%.200s', not '%s'", source, o.err, o.text, part);
     assert_true(clock_us() - begun_us < 20000000);
-    free(o.text);
+    fails_with(&o, source, part);
 }
 
 static void still_renders(void)
@@ -137,11 +164,11 @@ static void an_error_raised_by_a_template_is_returned(void **state)
 static void endless_loops_are_killed(void **state)
 {
     (void)state;
-    fails(ENDLESS, "longer than 0.7 s");
+    fails_in_time(ENDLESS, TOO_LONG);
     still_renders();
-    fails("{{ 7 ** (9 ** 7) }}", "longer than 0.7 s");
+    fails_in_time("{{ 7 ** (9 ** 7) }}", TOO_LONG);
     still_renders();
-    fails("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "");
+    fails_in_time("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "");
     still_renders();
 }
 
@@ -150,11 +177,11 @@ static void memory_is_limited(void **state)
     (void)state;
     fails("{{ 'x' * 10000000000 }}", "more memory than it may have");
     still_renders();
-    fails("{{ 'x' * 100000000 }}", "");
+    fails_in_time("{{ 'x' * 100000000 }}", "");
     still_renders();
-    fails("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "longer than");
+    fails_in_time("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "longer than");
     still_renders();
-    fails("{{ '%0999999999d' % 1 }}", "");
+    fails_in_time("{{ '%0999999999d' % 1 }}", "");
     still_renders();
 }
 
@@ -188,15 +215,16 @@ static void the_sandbox_holds(void **state)
 static void a_looping_template_does_not_delay_others(void **state)
 {
     (void)state;
+    struct template *shared = t;
     struct outcome slow;
+    assert_int_equal(template_new(2, 600000, &t), 0);
     begin(&slow, ENDLESS, "{}");
-    int64_t begun_us = clock_us();
+    still_renders(); // by the other helper
     still_renders();
-    still_renders();
-    assert_true(clock_us() - begun_us < TIMEOUT_MS * 1000); // the other helper rendered them
     assert_false(slow.here);
-    wait_for(&slow);
-    assert_int_equal(slow.err, -EINVAL);
+    template_free(t);
+    t = shared;
+    assert_int_equal(slow.err, -ECANCELED);
     free(slow.text);
 }
 

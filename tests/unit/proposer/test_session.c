@@ -119,6 +119,35 @@ static enum session_answer ask(struct sessions *s, uint64_t stream, uint64_t seq
     return a;
 }
 
+/* Updates sequence 7 and requests a draft of 3 tokens. */
+static void must_answer(struct sessions *s, uint64_t stream, uint32_t keep, uint32_t base_len,
+                        enum session_answer want)
+{
+    assert_int_equal(ask(s, stream, 7, keep, base_len, 3), want);
+}
+
+static void must_draft(struct sessions *s, uint64_t stream, uint32_t keep, uint32_t base_len)
+{
+    must_answer(s, stream, keep, base_len, SESSION_DRAFT);
+}
+
+static void must_need_context(struct sessions *s, uint64_t stream, uint32_t keep, uint32_t base_len)
+{
+    must_answer(s, stream, keep, base_len, SESSION_NEED_CONTEXT);
+}
+
+/* Applies an update of stream 1 that has no error. Returns the session, which is busy until
+ * sessions_end() if a draft is due. */
+static struct session *must_begin(struct sessions *s, const struct session_update *u,
+                                  struct prop_ask *ret)
+{
+    enum session_answer a;
+    struct session *e = NULL;
+    assert_int_equal(sessions_update(s, 1, u, 0, &a, &e, ret), 0);
+    assert_true(u->close || a == SESSION_DRAFT);
+    return e;
+}
+
 static uint32_t n_sessions(struct sessions *s)
 {
     struct sessions_stats stats;
@@ -138,12 +167,12 @@ static void a_context_grows_from_keep(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    assert_int_equal(ask(s, 1, 7, 0, 10, 3), SESSION_DRAFT);
-    assert_int_equal(ask(s, 1, 7, 10, 14, 3), SESSION_DRAFT);
-    assert_int_equal(ask(s, 1, 7, 14, 14, 3), SESSION_DRAFT); // no new tokens
-    assert_int_equal(ask(s, 1, 7, 5, 9, 3), SESSION_DRAFT);   // shorter
-    assert_int_equal(ask(s, 1, 7, 0, 2, 3), SESSION_DRAFT);   // from the start again
-    assert_int_equal(ask(s, 1, 7, 2, 2, 3), SESSION_DRAFT);
+    must_draft(s, 1, 0, 10);
+    must_draft(s, 1, 10, 14);
+    must_draft(s, 1, 14, 14); // no new tokens
+    must_draft(s, 1, 5, 9);   // shorter
+    must_draft(s, 1, 0, 2);   // from the start again
+    must_draft(s, 1, 2, 2);
     assert_int_equal(n_sessions(s), 1);
 }
 
@@ -151,8 +180,8 @@ static void an_empty_context_is_a_context(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    assert_int_equal(ask(s, 1, 7, 0, 0, 3), SESSION_DRAFT);
-    assert_int_equal(ask(s, 1, 7, 0, 1, 3), SESSION_DRAFT);
+    must_draft(s, 1, 0, 0);
+    must_draft(s, 1, 0, 1);
 }
 
 static void k_is_limited_and_0_means_no_answer(void **state)
@@ -174,12 +203,12 @@ static void a_missing_context_is_requested(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    assert_int_equal(ask(s, 1, 7, 3, 10, 3), SESSION_NEED_CONTEXT); // never seen
+    must_need_context(s, 1, 3, 10);                                 // never seen
     assert_int_equal(ask(s, 1, 7, 3, 10, 0), SESSION_NEED_CONTEXT); // also if no draft is requested
-    assert_int_equal(ask(s, 1, 7, 0, 10, 3), SESSION_DRAFT);
-    assert_int_equal(ask(s, 1, 7, 11, 12, 3), SESSION_NEED_CONTEXT); // a gap
-    assert_int_equal(ask(s, 1, 7, 10, 12, 3), SESSION_NEED_CONTEXT); // the session was dropped
-    assert_int_equal(ask(s, 1, 7, 0, 12, 3), SESSION_DRAFT);
+    must_draft(s, 1, 0, 10);
+    must_need_context(s, 1, 11, 12); // a gap
+    must_need_context(s, 1, 10, 12); // the session was dropped
+    must_draft(s, 1, 0, 12);
 }
 
 static void a_context_with_another_digest_is_requested(void **state)
@@ -197,13 +226,13 @@ static void sessions_of_two_streams_are_separate(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    assert_int_equal(ask(s, 1, 7, 0, 10, 3), SESSION_DRAFT);
-    assert_int_equal(ask(s, 2, 7, 10, 11, 3), SESSION_NEED_CONTEXT);
-    assert_int_equal(ask(s, 2, 7, 0, 4, 3), SESSION_DRAFT);
-    assert_int_equal(ask(s, 1, 7, 10, 11, 3), SESSION_DRAFT);
+    must_draft(s, 1, 0, 10);
+    must_need_context(s, 2, 10, 11);
+    must_draft(s, 2, 0, 4);
+    must_draft(s, 1, 10, 11);
     sessions_end_stream(s, 1);
-    assert_int_equal(ask(s, 1, 7, 11, 12, 3), SESSION_NEED_CONTEXT);
-    assert_int_equal(ask(s, 2, 7, 4, 5, 3), SESSION_DRAFT);
+    must_need_context(s, 1, 11, 12);
+    must_draft(s, 2, 4, 5);
 }
 
 static void a_closed_sequence_is_freed(void **state)
@@ -371,8 +400,7 @@ static void a_busy_session_takes_no_update(void **state)
     u.q_mode = DRAFT_COUPLED;
     u.draw_key = 99;
     u.sampling = &(struct prop_sampling){.params = {.temperature = 0.5f, .top_p = 0.9f}};
-    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &first), 0);
-    assert_int_equal(a, SESSION_DRAFT);
+    e = must_begin(s, &u, &first);
     assert_int_equal(first.context.n, 10);
     assert_int_equal(first.q_mode, DRAFT_COUPLED);
     assert_int_equal(first.draw_key, 99);
@@ -381,7 +409,7 @@ static void a_busy_session_takes_no_update(void **state)
     struct session_update close = {.seq = 7, .close = true};
     assert_int_equal(sessions_update(s, 1, &close, 0, &a, &other, &second), -EBUSY);
     sessions_end(s, e);
-    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &other, &second), 0);
+    other = must_begin(s, &u, &second);
     assert_float_equal(second.sampling.params.temperature, 0.5f, 0); // unchanged
     sessions_end(s, other);
 }
@@ -401,14 +429,13 @@ static void a_session_keeps_its_bans_and_biases(void **state)
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
     struct session *e;
     struct prop_ask ask;
-    enum session_answer a;
     struct session_update u = update_of(7, 0, 10, 2);
     uint32_t banned[] = {5, 6};
     struct dist_bias bias[] = {{3, -1}};
     u.sampling = &(struct prop_sampling){
         .params = {.bias = bias, .n_bias = 1}, .ban = {banned, 2, 20}, .ignore_eos = true};
     for (uint32_t n = 10; n < 12; n++) {
-        assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+        e = must_begin(s, &u, &ask);
         assert_int_equal(ask.sampling.ban.n, 2);
         assert_int_equal(ask.sampling.ban.tokens[1], 6);
         assert_int_equal(ask.sampling.params.n_bias, 1);
@@ -421,7 +448,7 @@ static void a_session_keeps_its_bans_and_biases(void **state)
         u = update_of(7, n, n + 1, 2);
     }
     u.sampling = &(struct prop_sampling){.params.top_p = 1};
-    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    e = must_begin(s, &u, &ask);
     assert_int_equal(ask.sampling.ban.n, 0);
     assert_int_equal(ask.sampling.params.n_bias, 0);
     sessions_end(s, e);
@@ -516,7 +543,6 @@ static void a_session_keeps_its_hint_and_counts_its_tokens(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 500);
-    enum session_answer a;
     struct session *e;
     struct prop_ask ask;
     struct draft d = {0};
@@ -525,7 +551,7 @@ static void a_session_keeps_its_hint_and_counts_its_tokens(void **state)
     u.prompt_len = 3;
     u.hint = (const uint32_t[]){4, 5, 60, 61};
     u.n_hint = 4;
-    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    e = must_begin(s, &u, &ask);
     ask.to = &d;
     assert_true(sessions_hint(e, &ask));
     assert_int_equal(d.n, 2);
@@ -537,15 +563,14 @@ static void a_session_keeps_its_hint_and_counts_its_tokens(void **state)
     u = update_of(2, 0, 5, 3);
     u.hint = counting;
     u.n_hint = 500; // above max_tokens: no hint, and the proposer drafts
-    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
-    assert_int_equal(a, SESSION_DRAFT);
+    e = must_begin(s, &u, &ask);
     assert_false(sessions_hint(e, &ask));
     sessions_end(s, e);
     u.close = true;
-    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    must_begin(s, &u, &ask);
     u = update_of(1, 0, 5, 0);
     u.close = true;
-    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    must_begin(s, &u, &ask);
     sessions_stats(s, &stats);
     assert_int_equal(stats.n_tokens, 0);
     assert_true(with > 4);
@@ -562,7 +587,7 @@ static void a_session_keeps_its_tenant(void **state)
     u.tenant = (const uint8_t *)"abc";
     u.tenant_len = 3;
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+        e = must_begin(s, &u, &ask);
         assert_int_equal(ask.context.tenant_len, 3);
         assert_memory_equal(ask.context.tenant, "abc", 3);
         sessions_end(s, e);

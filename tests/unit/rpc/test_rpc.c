@@ -60,42 +60,33 @@ static void a_unary_call_is_answered_over_tcp(void **state)
 
 static void an_error_carries_its_sentence(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
-    struct rpc_status st = rpc_rig_echo(r.client, NULL, 99);
+    struct rpc_rig *r = *state;
+    struct rpc_status st = rpc_rig_echo(r->client, NULL, 99);
     assert_int_equal(st.code, RPC_RESOURCE_EXHAUSTED);
     assert_string_equal(st.text, "no space for 99");
-    rpc_rig_done(&r);
 }
 
 static void an_unknown_method_is_unimplemented(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     Tandem__V1__GetModelRequest req = TANDEM__V1__GET_MODEL_REQUEST__INIT;
     ProtobufCMessage *m;
-    struct rpc_status st = rpc_unary(r.client, "/test/Unknown", NULL, &req.base,
+    struct rpc_status st = rpc_unary(r->client, "/test/Unknown", NULL, &req.base,
                                      &tandem__v1__model_info__descriptor, &m);
     assert_int_equal(st.code, RPC_UNIMPLEMENTED);
-    rpc_rig_done(&r);
 }
 
 static void a_missed_deadline_ends_both_sides(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     Tandem__V1__GetModelRequest req = TANDEM__V1__GET_MODEL_REQUEST__INIT;
     ProtobufCMessage *m;
     struct rpc_options opt = {.timeout_us = 50000};
-    struct rpc_status st =
-        rpc_unary(r.client, "/test/Keep", &opt, &req.base, &tandem__v1__model_info__descriptor, &m);
+    struct rpc_status st = rpc_unary(r->client, "/test/Keep", &opt, &req.base,
+                                     &tandem__v1__model_info__descriptor, &m);
     assert_int_equal(st.code, RPC_DEADLINE_EXCEEDED);
     rpc_rig_await(&rpc_rig_seen.ends, 1);
     assert_int_equal(rpc_rig_seen.cancels, 1);
-    rpc_rig_done(&r);
 }
 
 static void an_unused_address_fails_immediately(void **state)
@@ -105,32 +96,26 @@ static void an_unused_address_fails_immediately(void **state)
     assert_int_equal(rpc_client_new("unix:/tmp/tandem-nobody.sock", NULL, &c), 0);
     int64_t from = clock_us();
     assert_int_equal(rpc_rig_echo(c, NULL, 1).code, RPC_UNAVAILABLE);
-    assert_true(clock_us() - from < 2000000);
+    assert_true(clock_us() - from < RPC_RIG_WAIT_US);
     rpc_client_free(c);
     assert_int_equal(rpc_client_new("", NULL, &c), -EINVAL);
 }
 
 static void a_server_streams_all_messages_and_ends(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_call(&r, "/test/Count", 10, 500, &t);
-    rpc_rig_await_end(&t, RPC_OK);
+    struct rpc_stream *s = rpc_rig_call(r, "/test/Count", 10, 500, &t);
+    rpc_rig_finish(s, &t, RPC_OK);
     assert_int_equal(t.messages, 500);
     assert_int_equal(t.bytes, 500 * 12);
-    rpc_stream_free(s);
-    rpc_rig_done(&r);
 }
 
 static void both_sides_send_on_one_stream(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_open(&r, "/test/Chat", &t);
+    struct rpc_stream *s = rpc_rig_open(r, "/test/Chat", &t);
     for (int i = 0; i < 100; i++) {
         assert_true(rpc_stream_send(s, rpc_rig_ids(5, 3)) >= 0);
         rpc_rig_await(&t.messages, i + 1); // each message waits for the previous answer
@@ -139,43 +124,32 @@ static void both_sides_send_on_one_stream(void **state)
     rpc_rig_await_end(&t, RPC_OK);
     assert_int_equal(rpc_stream_send(s, rpc_rig_ids(5, 3)), -ECANCELED);
     rpc_stream_free(s);
-    rpc_rig_done(&r);
 }
 
 static void a_server_notices_a_client_that_cancels(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_call(&r, "/test/Keep", 1, 1, &t);
-    rpc_rig_await(&rpc_rig_seen.starts, 1);
+    struct rpc_stream *s = rpc_rig_keep(r, &t);
     rpc_stream_cancel(s);
-    rpc_rig_await_end(&t, RPC_CANCELLED);
+    rpc_rig_finish(s, &t, RPC_CANCELLED);
     rpc_rig_await(&rpc_rig_seen.ends, 1);
     assert_int_equal(rpc_rig_seen.cancels, 1);
-    rpc_stream_free(s);
-    rpc_rig_done(&r);
 }
 
 static void a_server_may_end_a_call_from_any_thread(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_call(&r, "/test/Keep", 1, 1, &t);
-    rpc_rig_await(&rpc_rig_seen.starts, 1);
+    struct rpc_stream *s = rpc_rig_keep(r, &t);
     assert_false(rpc_call_cancelled(rpc_rig_seen.kept));
     rpc_call_finish(rpc_rig_seen.kept, RPC_ABORTED, "enough");
     assert_int_equal(rpc_call_send(rpc_rig_seen.kept, rpc_rig_text(1)), -ECANCELED);
     rpc_call_unref(rpc_rig_seen.kept);
-    rpc_rig_await_end(&t, RPC_ABORTED);
+    rpc_rig_finish(s, &t, RPC_ABORTED);
     assert_string_equal(t.status.text, "enough");
     rpc_rig_await(&rpc_rig_seen.ends, 1);
     assert_int_equal(rpc_rig_seen.cancels, 0);
-    rpc_stream_free(s);
-    rpc_rig_done(&r);
 }
 
 static void a_message_over_the_limit_is_refused(void **state)
@@ -186,71 +160,56 @@ static void a_message_over_the_limit_is_refused(void **state)
     struct rpc_tally t;
     struct rpc_stream *s = rpc_rig_open(&r, "/test/Chat", &t);
     rpc_stream_send(s, rpc_rig_ids(1, 2 << 20));
-    rpc_rig_await_end(&t, RPC_RESOURCE_EXHAUSTED);
-    rpc_stream_free(s);
+    rpc_rig_finish(s, &t, RPC_RESOURCE_EXHAUSTED);
     assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
     rpc_rig_done(&r);
 }
 
 static void an_answer_over_the_limit_of_the_client_is_refused(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
-    rpc_client_free(r.client);
+    struct rpc_rig *r = *state;
+    rpc_client_free(r->client);
     struct rpc_client_options opt = {.max_message = 1000};
-    assert_int_equal(rpc_client_new(r.target, &opt, &r.client), 0);
+    assert_int_equal(rpc_client_new(r->target, &opt, &r->client), 0);
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_call(&r, "/test/Count", 2000, 1, &t);
-    rpc_rig_await_end(&t, RPC_RESOURCE_EXHAUSTED);
-    rpc_stream_free(s);
-    rpc_rig_done(&r);
+    struct rpc_stream *s = rpc_rig_call(r, "/test/Count", 2000, 1, &t);
+    rpc_rig_finish(s, &t, RPC_RESOURCE_EXHAUSTED);
 }
 
 static void big_messages_pass(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_open(&r, "/test/Chat", &t);
+    struct rpc_stream *s = rpc_rig_open(r, "/test/Chat", &t);
     rpc_stream_send(s, rpc_rig_ids(1, 8 << 20));
     rpc_rig_await(&t.messages, 1);
     assert_in_range(t.bytes, 8 << 20, (8 << 20) + 16);
     rpc_stream_close(s);
     rpc_rig_await(&t.ends, 1);
     rpc_stream_free(s);
-    rpc_rig_done(&r);
 }
 
 static void malformed_bytes_are_an_invalid_argument(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     static const char *const paths[] = {"/test/Echo", "/test/Chat"};
     for (size_t i = 0; i < ARRAY_LEN(paths); i++) {
         struct rpc_tally t;
-        struct rpc_stream *s = rpc_rig_open(&r, paths[i], &t);
+        struct rpc_stream *s = rpc_rig_open(r, paths[i], &t);
         rpc_stream_send(s, rpc_msg_of("\x0a\xff\xff\xff\xff\x0f", 6));
         rpc_rig_await_end(&t, RPC_INVALID_ARGUMENT);
         assert_non_null(strstr(t.status.text, "DetokenizeRequest"));
         rpc_stream_free(s);
     }
-    rpc_rig_done(&r);
 }
 
 static void a_unary_call_without_a_request_is_an_invalid_argument(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_open(&r, "/test/Echo", &t);
+    struct rpc_stream *s = rpc_rig_open(r, "/test/Echo", &t);
     rpc_stream_close(s);
-    rpc_rig_await_end(&t, RPC_INVALID_ARGUMENT);
-    rpc_stream_free(s);
-    rpc_rig_done(&r);
+    rpc_rig_finish(s, &t, RPC_INVALID_ARGUMENT);
 }
 
 static void the_memory_of_an_unpacked_message_is_bounded(void **state)
@@ -276,26 +235,22 @@ static void the_memory_of_an_unpacked_message_is_bounded(void **state)
 
 static void a_slow_client_pauses_the_server_until_on_drain(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_open(&r, "/test/Flood", &t);
+    struct rpc_stream *s = rpc_rig_open(r, "/test/Flood", &t);
     rpc_stream_pause(s);
     rpc_stream_send(s, rpc_rig_ids(1, 1));
     rpc_stream_close(s);
     rpc_rig_await(&rpc_rig_seen.flooded, 5);
     /* Other calls on the same threads complete; by then the server has sent all that it can. */
     for (int i = 0; i < 50; i++)
-        assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
+        assert_int_equal(rpc_rig_echo(r->client, NULL, 7).code, RPC_OK);
     assert_true(rpc_rig_count(&rpc_rig_seen.flooded) < 40); // of 64; the others wait for the client
     assert_true(rpc_rig_count(&t.messages) <= 1);           // a read that had started
     rpc_stream_resume(s);
-    rpc_rig_await_end(&t, RPC_OK);
+    rpc_rig_finish(s, &t, RPC_OK);
     assert_int_equal(t.messages, 64);
     assert_true(rpc_rig_count(&rpc_rig_seen.drains) >= 1);
-    rpc_stream_free(s);
-    rpc_rig_done(&r);
 }
 
 /* The server sends answers of these sizes. The client reads only the first; the call must still end
@@ -331,30 +286,24 @@ static void a_finished_answer_that_is_not_read_is_dropped(void **state)
 
 static void cancelling_a_paused_stream_ends_it(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_open(&r, "/test/Flood", &t);
+    struct rpc_stream *s = rpc_rig_open(r, "/test/Flood", &t);
     rpc_stream_pause(s);
     rpc_stream_send(s, rpc_rig_ids(1, 1));
     rpc_rig_await(&rpc_rig_seen.flooded, 5);
     rpc_stream_cancel(s);
     rpc_stream_pause(s); // has no effect after a cancel
-    rpc_rig_await_end(&t, RPC_CANCELLED);
+    rpc_rig_finish(s, &t, RPC_CANCELLED);
     rpc_rig_await(&rpc_rig_seen.ends, 1);
     assert_int_equal(rpc_rig_seen.cancels, 1);
-    rpc_stream_free(s);
-    rpc_rig_done(&r);
 }
 
 static void a_server_that_does_not_read_pauses_the_client(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_open(&r, "/test/Paused", &t);
+    struct rpc_stream *s = rpc_rig_open(r, "/test/Paused", &t);
     rpc_rig_await(&rpc_rig_seen.starts, 1);
     ssize_t n = 0;
     int sent = 0;
@@ -371,7 +320,6 @@ static void a_server_that_does_not_read_pauses_the_client(void **state)
     assert_int_equal(t.messages, sent);
     assert_int_equal(rpc_rig_count(&rpc_rig_seen.messages), sent);
     rpc_stream_free(s);
-    rpc_rig_done(&r);
 }
 
 static void too_many_calls_are_refused(void **state)
@@ -380,8 +328,7 @@ static void too_many_calls_are_refused(void **state)
     struct rpc_rig r;
     rpc_rig_init(&r, &(struct rpc_server_options){.max_calls = 1});
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_call(&r, "/test/Keep", 1, 1, &t);
-    rpc_rig_await(&rpc_rig_seen.starts, 1);
+    struct rpc_stream *s = rpc_rig_keep(&r, &t);
     assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_RESOURCE_EXHAUSTED);
     rpc_stream_cancel(s);
     rpc_rig_await(&rpc_rig_seen.ends, 1);
@@ -429,20 +376,17 @@ static void idle_reflection_calls_are_bounded_and_block_no_others(void **state)
 
 static void a_client_reconnects_to_a_restarted_server(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
-    assert_int_equal(rpc_rig_echo(r.client, NULL, 1).code, RPC_OK);
-    rpc_server_stop(r.server, 0);
-    assert_int_equal(rpc_rig_echo(r.client, NULL, 1).code, RPC_UNAVAILABLE);
-    rpc_health_free(r.health);
-    r.health = rpc_health_new();
-    r.server = rpc_rig_server(NULL, r.health);
-    assert_int_equal(rpc_server_listen(r.server, r.target), 1);
-    assert_int_equal(rpc_server_start(r.server), 0);
-    struct rpc_options opt = {.timeout_us = 3000000, .wait_for_ready = true};
-    assert_int_equal(rpc_rig_echo(r.client, &opt, 1).code, RPC_OK);
-    rpc_rig_done(&r);
+    struct rpc_rig *r = *state;
+    assert_int_equal(rpc_rig_echo(r->client, NULL, 1).code, RPC_OK);
+    rpc_server_stop(r->server, 0);
+    assert_int_equal(rpc_rig_echo(r->client, NULL, 1).code, RPC_UNAVAILABLE);
+    rpc_health_free(r->health);
+    r->health = rpc_health_new();
+    r->server = rpc_rig_server(NULL, r->health);
+    assert_int_equal(rpc_server_listen(r->server, r->target), 1);
+    assert_int_equal(rpc_server_start(r->server), 0);
+    struct rpc_options opt = {.timeout_us = RPC_RIG_WAIT_US, .wait_for_ready = true};
+    assert_int_equal(rpc_rig_echo(r->client, &opt, 1).code, RPC_OK);
 }
 
 static void each_errno_has_its_status(void **state)
@@ -462,27 +406,27 @@ int main(void)
         cmocka_unit_test(a_unary_call_is_answered_over_unix),
         cmocka_unit_test(the_socket_gets_the_mode_of_the_options),
         cmocka_unit_test(a_unary_call_is_answered_over_tcp),
-        cmocka_unit_test(an_error_carries_its_sentence),
-        cmocka_unit_test(an_unknown_method_is_unimplemented),
-        cmocka_unit_test(a_missed_deadline_ends_both_sides),
+        RPC_RIG_TEST(an_error_carries_its_sentence),
+        RPC_RIG_TEST(an_unknown_method_is_unimplemented),
+        RPC_RIG_TEST(a_missed_deadline_ends_both_sides),
         cmocka_unit_test(an_unused_address_fails_immediately),
-        cmocka_unit_test(a_server_streams_all_messages_and_ends),
-        cmocka_unit_test(both_sides_send_on_one_stream),
-        cmocka_unit_test(a_server_notices_a_client_that_cancels),
-        cmocka_unit_test(a_server_may_end_a_call_from_any_thread),
+        RPC_RIG_TEST(a_server_streams_all_messages_and_ends),
+        RPC_RIG_TEST(both_sides_send_on_one_stream),
+        RPC_RIG_TEST(a_server_notices_a_client_that_cancels),
+        RPC_RIG_TEST(a_server_may_end_a_call_from_any_thread),
         cmocka_unit_test(a_message_over_the_limit_is_refused),
-        cmocka_unit_test(an_answer_over_the_limit_of_the_client_is_refused),
-        cmocka_unit_test(big_messages_pass),
-        cmocka_unit_test(malformed_bytes_are_an_invalid_argument),
-        cmocka_unit_test(a_unary_call_without_a_request_is_an_invalid_argument),
+        RPC_RIG_TEST(an_answer_over_the_limit_of_the_client_is_refused),
+        RPC_RIG_TEST(big_messages_pass),
+        RPC_RIG_TEST(malformed_bytes_are_an_invalid_argument),
+        RPC_RIG_TEST(a_unary_call_without_a_request_is_an_invalid_argument),
         cmocka_unit_test(the_memory_of_an_unpacked_message_is_bounded),
-        cmocka_unit_test(a_slow_client_pauses_the_server_until_on_drain),
+        RPC_RIG_TEST(a_slow_client_pauses_the_server_until_on_drain),
         cmocka_unit_test(a_finished_answer_that_is_not_read_is_dropped),
-        cmocka_unit_test(cancelling_a_paused_stream_ends_it),
-        cmocka_unit_test(a_server_that_does_not_read_pauses_the_client),
+        RPC_RIG_TEST(cancelling_a_paused_stream_ends_it),
+        RPC_RIG_TEST(a_server_that_does_not_read_pauses_the_client),
         cmocka_unit_test(too_many_calls_are_refused),
         cmocka_unit_test(idle_reflection_calls_are_bounded_and_block_no_others),
-        cmocka_unit_test(a_client_reconnects_to_a_restarted_server),
+        RPC_RIG_TEST(a_client_reconnects_to_a_restarted_server),
         cmocka_unit_test(each_errno_has_its_status),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,22 +17,19 @@ static void *stop_main(void *arg)
 
 static void a_drain_lets_running_calls_finish(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_call(&r, "/test/Keep", 1, 1, &t);
-    rpc_rig_await(&rpc_rig_seen.starts, 1);
+    struct rpc_stream *s = rpc_rig_keep(r, &t);
     pthread_t thread;
-    pthread_create(&thread, NULL, stop_main, &r);
+    pthread_create(&thread, NULL, stop_main, r);
     int64_t until = clock_us() + RPC_RIG_WAIT_US;
     struct rpc_status st;
     do {
-        st = rpc_rig_echo(r.client, NULL, 7);
+        st = rpc_rig_echo(r->client, NULL, 7);
     } while (st.code == RPC_OK && clock_us() < until); // until the other thread has begun
     assert_int_equal(st.code, RPC_UNAVAILABLE);
     assert_string_equal(st.text, "the server is stopping");
-    assert_int_equal(rpc_rig_health(r.client, ""), SERVING); // health still answers
+    assert_int_equal(rpc_rig_health(r->client, ""), SERVING); // health still answers
     assert_int_equal(rpc_rig_count(&t.ends), 0);
     assert_true(rpc_call_send(rpc_rig_seen.kept, rpc_rig_text(5)) >= 0);
     rpc_call_finish(rpc_rig_seen.kept, RPC_OK, NULL);
@@ -41,26 +38,20 @@ static void a_drain_lets_running_calls_finish(void **state)
     assert_int_equal(t.messages, 1);
     pthread_join(thread, NULL);
     rpc_stream_free(s);
-    r.server = NULL;
-    rpc_rig_done(&r);
+    r->server = NULL;
 }
 
 static void after_its_time_limit_a_drain_ends_calls_with_a_sentence(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_call(&r, "/test/Keep", 1, 1, &t);
-    rpc_rig_await(&rpc_rig_seen.starts, 1);
-    rpc_server_stop(r.server, 20);
-    rpc_rig_await_end(&t, RPC_UNAVAILABLE);
+    struct rpc_stream *s = rpc_rig_keep(r, &t);
+    rpc_server_stop(r->server, 20);
+    rpc_rig_finish(s, &t, RPC_UNAVAILABLE);
     assert_non_null(strstr(t.status.text, "stopping"));
     assert_int_equal(rpc_rig_seen.cancels, 1);
     assert_int_equal(rpc_rig_seen.ends, 1);
-    rpc_stream_free(s);
-    r.server = NULL;
-    rpc_rig_done(&r);
+    r->server = NULL;
 }
 
 /* ---- random calls and restarts ---- */
@@ -160,8 +151,8 @@ static void calls_of_every_kind_survive_restarts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_drain_lets_running_calls_finish),
-        cmocka_unit_test(after_its_time_limit_a_drain_ends_calls_with_a_sentence),
+        RPC_RIG_TEST(a_drain_lets_running_calls_finish),
+        RPC_RIG_TEST(after_its_time_limit_a_drain_ends_calls_with_a_sentence),
         cmocka_unit_test(calls_of_every_kind_survive_restarts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,18 +8,15 @@
 
 static void health_is_checked_by_name(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
-    assert_int_equal(rpc_rig_health(r.client, ""), SERVING);
-    assert_int_equal(rpc_rig_health(r.client, "test"), NOT_SERVING);
-    rpc_health_set(r.health, "test", true);
-    assert_int_equal(rpc_rig_health(r.client, "test"), SERVING);
-    assert_int_equal(rpc_rig_health(r.client, "other"), -RPC_NOT_FOUND);
-    rpc_health_stop(r.health);
-    assert_int_equal(rpc_rig_health(r.client, ""), NOT_SERVING);
-    assert_int_equal(rpc_rig_health(r.client, "test"), NOT_SERVING);
-    rpc_rig_done(&r);
+    struct rpc_rig *r = *state;
+    assert_int_equal(rpc_rig_health(r->client, ""), SERVING);
+    assert_int_equal(rpc_rig_health(r->client, "test"), NOT_SERVING);
+    rpc_health_set(r->health, "test", true);
+    assert_int_equal(rpc_rig_health(r->client, "test"), SERVING);
+    assert_int_equal(rpc_rig_health(r->client, "other"), -RPC_NOT_FOUND);
+    rpc_health_stop(r->health);
+    assert_int_equal(rpc_rig_health(r->client, ""), NOT_SERVING);
+    assert_int_equal(rpc_rig_health(r->client, "test"), NOT_SERVING);
 }
 
 struct watcher {
@@ -53,21 +50,19 @@ static struct rpc_stream *start_watch(struct rpc_rig *r, const char *service, st
 
 static void watchers_of_health_are_notified(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     struct watcher known, unknown, cancelled;
-    struct rpc_stream *a = start_watch(&r, "test", &known), *b = start_watch(&r, "other", &unknown);
-    struct rpc_stream *c = start_watch(&r, "test", &cancelled);
+    struct rpc_stream *a = start_watch(r, "test", &known), *b = start_watch(r, "other", &unknown);
+    struct rpc_stream *c = start_watch(r, "test", &cancelled);
     rpc_rig_await(&known.t.messages, 1);
     rpc_rig_await(&unknown.t.messages, 1);
     rpc_rig_await(&cancelled.t.messages, 1);
     rpc_stream_cancel(c);
     rpc_rig_await(&cancelled.t.ends, 1);
-    rpc_health_set(r.health, "test", true);
-    rpc_health_set(r.health, "test", true); // no change, no message
+    rpc_health_set(r->health, "test", true);
+    rpc_health_set(r->health, "test", true); // no change, no message
     rpc_rig_await(&known.t.messages, 2);
-    rpc_health_stop(r.health);
+    rpc_health_stop(r->health);
     rpc_rig_await(&known.t.ends, 1);
     rpc_rig_await(&unknown.t.ends, 1);
     assert_int_equal(known.t.messages, 3);
@@ -80,14 +75,13 @@ static void watchers_of_health_are_notified(void **state)
     rpc_stream_free(a);
     rpc_stream_free(b);
     rpc_stream_free(c);
-    rpc_rig_done(&r);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(health_is_checked_by_name),
-        cmocka_unit_test(watchers_of_health_are_notified),
+        RPC_RIG_TEST(health_is_checked_by_name),
+        RPC_RIG_TEST(watchers_of_health_are_notified),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

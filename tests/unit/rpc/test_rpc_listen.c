@@ -11,31 +11,26 @@
 
 static void the_socket_of_a_running_server_is_not_replaced(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
     struct rpc_server *second = rpc_rig_server(NULL, h);
-    assert_int_equal(rpc_server_listen(second, r.target), -EADDRINUSE);
+    assert_int_equal(rpc_server_listen(second, r->target), -EADDRINUSE);
     assert_non_null(strstr(fail_text(), "another server"));
     rpc_server_stop(second, 0);
-    assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
-    rpc_rig_done(&r);
+    assert_int_equal(rpc_rig_echo(r->client, NULL, 7).code, RPC_OK);
 }
 
 static void the_socket_of_a_dead_server_is_replaced_other_files_are_not(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
+    struct rpc_rig *r = *state;
     struct sockaddr_un a = {.sun_family = AF_UNIX};
-    snprintf(a.sun_path, sizeof(a.sun_path), "%s/dead.sock", r.folder);
+    snprintf(a.sun_path, sizeof(a.sun_path), "%s/dead.sock", r->folder);
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof(a)), 0);
     close(fd); // bound, never listened on: like the socket of a killed server
     char addr[160], file[128];
     snprintf(addr, sizeof(addr), "unix:%s", a.sun_path);
-    snprintf(file, sizeof(file), "%s/file", r.folder);
+    snprintf(file, sizeof(file), "%s/file", r->folder);
     close(open(file, O_CREAT | O_WRONLY, 0600));
     AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
     struct rpc_server *second = rpc_rig_server(NULL, h);
@@ -45,24 +40,20 @@ static void the_socket_of_a_dead_server_is_replaced_other_files_are_not(void **s
     rpc_server_stop(second, 0);
     assert_int_equal(access(a.sun_path, F_OK), -1);
     assert_int_equal(unlink(file), 0);
-    rpc_rig_done(&r);
 }
 
 static void a_path_that_another_server_has_taken_over_is_left_alone(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
-    unlink(r.path);
+    struct rpc_rig *r = *state;
+    unlink(r->path);
     AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
     struct rpc_server *next = rpc_rig_server(NULL, h);
-    assert_int_equal(rpc_server_listen(next, r.target), 1);
+    assert_int_equal(rpc_server_listen(next, r->target), 1);
     assert_int_equal(rpc_server_start(next), 0);
-    rpc_server_stop(r.server, 0);
+    rpc_server_stop(r->server, 0);
     struct rpc_options opt = {.timeout_us = RPC_RIG_WAIT_US, .wait_for_ready = true};
-    assert_int_equal(rpc_rig_echo(r.client, &opt, 7).code, RPC_OK);
-    r.server = next;
-    rpc_rig_done(&r);
+    assert_int_equal(rpc_rig_echo(r->client, &opt, 7).code, RPC_OK);
+    r->server = next;
 }
 
 static void bad_addresses_are_named(void **state)
@@ -107,9 +98,9 @@ static void passed_sockets_are_served(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_socket_of_a_running_server_is_not_replaced),
-        cmocka_unit_test(the_socket_of_a_dead_server_is_replaced_other_files_are_not),
-        cmocka_unit_test(a_path_that_another_server_has_taken_over_is_left_alone),
+        RPC_RIG_TEST(the_socket_of_a_running_server_is_not_replaced),
+        RPC_RIG_TEST(the_socket_of_a_dead_server_is_replaced_other_files_are_not),
+        RPC_RIG_TEST(a_path_that_another_server_has_taken_over_is_left_alone),
         cmocka_unit_test(bad_addresses_are_named),
         cmocka_unit_test(passed_sockets_are_served),
     };

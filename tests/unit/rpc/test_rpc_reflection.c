@@ -82,12 +82,9 @@ static void check_reflection(struct rpc_rig *r, const char *path)
 
 static void reflection_describes_services_files_and_symbols(void **state)
 {
-    (void)state;
-    struct rpc_rig r;
-    rpc_rig_init(&r, NULL);
-    check_reflection(&r, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo");
-    check_reflection(&r, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
-    rpc_rig_done(&r);
+    struct rpc_rig *r = *state;
+    check_reflection(r, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo");
+    check_reflection(r, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
 }
 
 static void symbols_of_every_kind_are_found(void **state)
@@ -127,7 +124,7 @@ static void symbols_of_every_kind_are_found(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reflection_describes_services_files_and_symbols),
+        RPC_RIG_TEST(reflection_describes_services_files_and_symbols),
         cmocka_unit_test(symbols_of_every_kind_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -237,15 +237,15 @@ static void any_draft_leaves_the_committed_tokens_as_they_are(void **state)
 }
 
 /* A of notes on speculation: p = (.5, .3, .2). The same at every position. */
-static const double law[3] = {.5, .3, .2};
+static const double target_p[3] = {.5, .3, .2};
 static float flat[V][V];
 
 static double chi_square(const uint64_t count[3])
 {
     double n = (double)(count[0] + count[1] + count[2]), sum = 0;
     for (int i = 0; i < 3; i++) {
-        double d = (double)count[i] - n * law[i];
-        sum += d * d / (n * law[i]);
+        double d = (double)count[i] - n * target_p[i];
+        sum += d * d / (n * target_p[i]);
     }
     return sum;
 }
@@ -256,7 +256,7 @@ static double chi_square(const uint64_t count[3])
  * a drafted token has two chances. */
 static bool redraw_on_rejection;
 
-static bool draw_for_law(void *arg, uint32_t row, uint32_t *ret_token)
+static bool draw_or_redraw(void *arg, uint32_t row, uint32_t *ret_token)
 {
     bool goes_on = draw_keyed(arg, row, ret_token);
     struct target *t = arg;
@@ -265,7 +265,7 @@ static bool draw_for_law(void *arg, uint32_t row, uint32_t *ret_token)
     return goes_on;
 }
 
-static double law_of(enum drafter kind, uint64_t n_wanted)
+static double chi2_of(enum drafter kind, uint64_t n_wanted)
 {
     AUTO(dist_free) struct dist *dist = must_dist();
     struct target t = {.dist = dist, .logits = (const float(*)[V])flat};
@@ -281,7 +281,7 @@ static double law_of(enum drafter kind, uint64_t n_wanted)
             struct draft draft;
             struct accept_result r;
             make_draft(&t, kind, &random, &draft);
-            accept_own_draw(&draft, draw_for_law, &t, &r);
+            accept_own_draw(&draft, draw_or_redraw, &t, &r);
             for (; from < t.n; from++, n++)
                 count[t.out[from]]++;
         }
@@ -289,12 +289,12 @@ static double law_of(enum drafter kind, uint64_t n_wanted)
     return chi_square(count);
 }
 
-static int prepare_law(void **state)
+static int prepare_flat(void **state)
 {
     (void)state;
     for (int i = 0; i < V; i++) {
         for (int k = 0; k < V; k++)
-            flat[i][k] = k < 3 ? (float)log(law[k]) : -INFINITY;
+            flat[i][k] = k < 3 ? (float)log(target_p[k]) : -INFINITY;
     }
     return 0;
 }
@@ -303,9 +303,9 @@ static void the_distribution_is_the_targets_for_every_drafter(void **state)
 {
     (void)state;
     const enum drafter kinds[] = {POINT, COUPLED, RANDOM_TREE};
-    uint64_t n = lib_amount(50000, 250000, 10000000);
+    uint64_t n = lib_amount(50000, 150000, 10000000);
     for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
-        double x = law_of(kinds[i], n);
+        double x = chi2_of(kinds[i], n);
         if (x > CHI_SQUARE_MAX)
             fail_msg("drafter %d: chi-square %.1f", kinds[i], x);
     }
@@ -360,7 +360,7 @@ static void coupled_drafts_are_accepted_as_often_as_the_formula_says(void **stat
     } v[] = {{{1. / 3, 2. / 3}, {2. / 3, 1. / 3}, 2. / 3, 4. / 9},
              {{.5, .3, .2}, {.6, .1, .3}, 163. / 210, .39},
              {{.5, .25, .125, .125}, {.25, .25, .25, .25}, .7, .25}};
-    uint64_t n = lib_amount(20000, 100000, 10000000);
+    uint64_t n = lib_amount(20000, 50000, 10000000);
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
         double within = 2.5 / sqrt((double)n); // five deviations at most
         assert_true(fabs(coupled_share(v[i].p, v[i].q) - v[i].coupled) < 1e-12);
@@ -373,7 +373,7 @@ static void the_chi_square_sees_a_wrong_rule(void **state)
 {
     (void)state;
     redraw_on_rejection = true;
-    double x = law_of(POINT, 50000);
+    double x = chi2_of(POINT, 50000);
     redraw_on_rejection = false;
     assert_true(x > 100 * CHI_SQUARE_MAX);
 }
@@ -389,8 +389,8 @@ int main(void)
         cmocka_unit_test(an_end_that_was_not_drafted_is_a_correction),
         cmocka_unit_test(every_path_of_a_tree_can_be_accepted),
         cmocka_unit_test(any_draft_leaves_the_committed_tokens_as_they_are),
-        cmocka_unit_test_setup(the_distribution_is_the_targets_for_every_drafter, prepare_law),
-        cmocka_unit_test_setup(the_chi_square_sees_a_wrong_rule, prepare_law),
+        cmocka_unit_test_setup(the_distribution_is_the_targets_for_every_drafter, prepare_flat),
+        cmocka_unit_test_setup(the_chi_square_sees_a_wrong_rule, prepare_flat),
         cmocka_unit_test(coupled_drafts_are_accepted_as_often_as_the_formula_says),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

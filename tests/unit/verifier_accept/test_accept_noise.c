@@ -36,12 +36,12 @@ static bool stream_flip(void *arg, uint32_t row, double probability)
                                 : accept_keyed_flip(arg, row, probability);
 }
 
-static uint32_t stream_draw(void *arg, uint32_t row, const struct dist_weights *law)
+static uint32_t stream_draw(void *arg, uint32_t row, const struct dist_weights *p)
 {
     struct stream *s = arg;
     struct accept_keyed by_position = {s->keyed.key, s->position + row};
-    return s->residual_by_position ? accept_keyed_draw(&by_position, 0, law)
-                                   : accept_keyed_draw(arg, row, law);
+    return s->residual_by_position ? accept_keyed_draw(&by_position, 0, p)
+                                   : accept_keyed_draw(arg, row, p);
 }
 
 static uint32_t stream_draft(const struct stream *s, uint32_t i)
@@ -137,12 +137,12 @@ static void a_draw_returns_only_possible_tokens(void **state)
     (void)state;
     double weights[] = {0, 1e-300, 0, 0};
     uint32_t kept[] = {3, 1, 0, 2};
-    struct dist_weights law = {4, 4, weights, kept, 1e-300};
+    struct dist_weights p = {4, 4, weights, kept, 1e-300};
     for (uint32_t step = 0; step < 100; step++)
-        assert_int_equal(accept_keyed_draw(&(struct accept_keyed){1, step}, 0, &law), 1);
-    law.sum = 2; // more than the weights: the last possible token
+        assert_int_equal(accept_keyed_draw(&(struct accept_keyed){1, step}, 0, &p), 1);
+    p.sum = 2; // more than the weights: the last possible token
     for (uint32_t step = 0; step < 100; step++)
-        assert_int_equal(accept_keyed_draw(&(struct accept_keyed){1, step}, 0, &law), 1);
+        assert_int_equal(accept_keyed_draw(&(struct accept_keyed){1, step}, 0, &p), 1);
 }
 
 static void certain_flips_are_certain(void **state)

@@ -43,8 +43,8 @@ static void distributions_that_depend_on_earlier_tokens_are_kept(void **state)
     (void)state;
     for (unsigned g = 1; g <= 3; g++) {
         struct chances_world w = {ACCEPT_REJECTION, .v = 3, .depth = g, .width = 1};
-        w.p = law_markov_p;
-        w.q = law_markov_q;
+        w.p = chances_markov_p;
+        w.q = chances_markov_q;
         double by_token = chances_accepted(w);
         w.rule = ACCEPT_BLOCK;
         assert_true(chances_accepted(w) >= by_token - EXACT);
@@ -57,7 +57,7 @@ static void a_chosen_token_is_accepted_with_its_probability_under_p(void **state
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK};
     for (unsigned i = 0; i < ARRAY_LEN(rules); i++) {
         struct chances_world w = {rules[i], A, .depth = 2, .width = 1};
-        w.q = law_a_q_best;
+        w.q = chances_a_q_best;
         w.form = ONE_HOT;
         assert_near(chances_accepted(w), .5 + .25, EXACT);
     }
@@ -75,8 +75,8 @@ static void a_draft_drawn_from_p_is_accepted_whole(void **state)
     (void)state;
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK};
     for (unsigned i = 0; i < ARRAY_LEN(rules); i++) {
-        struct chances_world w = {rules[i],          .v = 3,     .p = law_markov_p,
-                                  .q = law_markov_p, .depth = 3, .width = 1};
+        struct chances_world w = {
+            rules[i], .v = 3, .p = chances_markov_p, .q = chances_markov_p, .depth = 3, .width = 1};
         assert_exact(w, 3);
     }
 }
@@ -87,7 +87,7 @@ static void a_token_that_p_forbids_is_never_accepted(void **state)
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK, ACCEPT_RECURSIVE};
     for (unsigned i = 0; i < ARRAY_LEN(rules); i++) {
         struct chances_world w = {rules[i], A, .depth = 3, .width = 1};
-        w.p = law_no_third_p;
+        w.p = chances_no_third_p;
         chances_accepted(w);
     }
 }
@@ -117,8 +117,8 @@ static void a_tree_of_drawn_tokens_keeps_the_distribution(void **state)
     (void)state;
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK, ACCEPT_RECURSIVE};
     for (unsigned i = 0; i < ARRAY_LEN(rules); i++) {
-        struct chances_world w = {rules[i],          .v = 3,     .p = law_markov_p,
-                                  .q = law_markov_q, .depth = 2, .width = 2};
+        struct chances_world w = {
+            rules[i], .v = 3, .p = chances_markov_p, .q = chances_markov_q, .depth = 2, .width = 2};
         double with = chances_accepted(w);
         w.without_replacement = true;
         assert_true(chances_accepted(w) > with);
@@ -132,7 +132,7 @@ static void chosen_siblings_are_accepted_with_their_joint_probability(void **sta
 {
     (void)state;
     struct chances_world w = {ACCEPT_RECURSIVE, A, .depth = 1, .width = 2};
-    w.q = law_a_q_top2;
+    w.q = chances_a_q_top2;
     w.without_replacement = true;
     w.form = ONE_HOT;
     assert_near(chances_accepted(w), .7, EXACT);
@@ -163,7 +163,7 @@ static void lenience_has_its_documented_distribution(void **state)
 
     w.parameter = 1; // then it is rejection
     o = chances_outcome(&w);
-    assert_near(chances_law_error(&w, &o), 0, EXACT);
+    assert_near(chances_joint_error(&w, &o), 0, EXACT);
 }
 
 static void threshold_accepts_probable_tokens_and_corrects_by_p(void **state)

@@ -7,16 +7,16 @@
 static void assert_wrong(const struct chances_world *w)
 {
     struct outcome o = chances_outcome(w);
-    assert_true(chances_law_error(w, &o) > 1e-3);
+    assert_true(chances_joint_error(w, &o) > 1e-3);
 }
 
 static void q_must_be_what_was_drawn_from(void **state)
 {
     (void)state;
     struct chances_world w = {ACCEPT_REJECTION, A, .depth = 1, .width = 1};
-    w.q = law_a_q_top2;
+    w.q = chances_a_q_top2;
     assert_exact(w, .7);
-    w.q_told = law_a_q;
+    w.q_told = chances_a_q;
     struct outcome o = chances_outcome(&w);
     assert_near(chances_first_error(&o, (double[]){5. / 9, 2. / 9, 2. / 9}, 3), 0, EXACT);
     assert_wrong(&w);
@@ -120,7 +120,7 @@ static void the_verified_part_must_not_depend_on_the_token_itself(void **state)
         w.depth = 1;
         struct outcome o = chances_outcome(&w);
         assert_near(chances_first_error(&o, (double[]){.55, .23, .22}, 3), 0, EXACT);
-        w.p = law_no_third_p;
+        w.p = chances_no_third_p;
         w.judged = end_at_forbidden;
         chances_accepted(w);
         w.judged = drop_forbidden;
@@ -131,8 +131,8 @@ static void the_verified_part_must_not_depend_on_the_token_itself(void **state)
 static void rows_must_be_chosen_before_their_tokens_are_known(void **state)
 {
     (void)state;
-    struct chances_world w = {ACCEPT_REJECTION, .v = 2,     .p = law_tilted_p,
-                              .q = law_even_q,  .depth = 2, .width = 1};
+    struct chances_world w = {ACCEPT_REJECTION,    .v = 2,     .p = chances_tilted_p,
+                              .q = chances_even_q, .depth = 2, .width = 1};
     w.judged = search_all;
     struct outcome o = chances_outcome(&w);
     assert_near(chances_first_error(&o, (double[]){.85, .15}, 2), 0, EXACT);
@@ -153,7 +153,7 @@ static void drawn_drafts_must_not_be_chosen_by_score(void **state)
     struct chances_world w = {ACCEPT_REJECTION, A, .depth = 1, .width = 1,
                               .judged = lose_to_another};
     assert_wrong(&w);
-    w.q = law_a_q_best; // a chosen token may
+    w.q = chances_a_q_best; // a chosen token may
     w.form = ONE_HOT;
     chances_accepted(w);
 }
@@ -173,11 +173,11 @@ static void penalties_must_count_the_drafts_own_tokens(void **state)
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK, ACCEPT_RECURSIVE};
     for (unsigned i = 0; i < ARRAY_LEN(rules); i++) {
         struct chances_world w = {rules[i], B, .depth = 2, .width = 1};
-        w.p = law_penalised_p;
+        w.p = chances_penalised_p;
         chances_accepted(w); // of a proposer without penalties
-        w.q = law_penalised_q;
+        w.q = chances_penalised_q;
         chances_accepted(w);
-        w.p_told = law_b_p;
+        w.p_told = chances_b_p;
         assert_wrong(&w);
     }
 }

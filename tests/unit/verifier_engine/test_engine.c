@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "lib/lib.h"
-#include "lib/clients/played.h"
+#include "lib/clients/engine_client.h"
 #include "lib/clients/proposers.h"
 #include "tandem/v1/verifier.pb-c.h"
 #include "verifier-svc/engine/engine_impl.h"
@@ -239,7 +239,7 @@ static void decode_without_allocating(struct engine *e)
 static void a_decoding_round_allocates_nothing(void **state)
 {
     (void)state;
-    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
+    AUTO(engine_free) struct engine *e = engine_client_start(&options, &stats);
     decode_without_allocating(e);
     engine_stop(e);
 }
@@ -266,7 +266,7 @@ static void rounds_that_request_drafts_allocate_nothing(void **state)
         (struct speculation){.on = true, .policy = CONTROL_FIXED, .k = 5, .disable_batch_size = 8};
     assert_int_equal(speculation_add_target(&options.speculation, target, strlen(target)), 0);
     options.proposer_budget_ms = 50;
-    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
+    AUTO(engine_free) struct engine *e = engine_client_start(&options, &stats);
     struct liar *l = liar_start(path, LIE_NOTHING, tok_n_vocab(engine_loaded_model(e)->tok));
     await_proposer(e);
     decode_without_allocating(e);
@@ -308,17 +308,17 @@ static unsigned n_rows_of(unsigned n_prompt, unsigned n)
 static void a_preempted_sequence_reruns_at_most_a_block(void **state)
 {
     (void)state;
-    struct played a, other;
+    struct engine_client a, other;
     options.max_sequences = 1;
-    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
+    AUTO(engine_free) struct engine *e = engine_client_start(&options, &stats);
     unsigned before = n_rows_run();
-    played_submit(e, 1, 200, 100, &a);
-    played_take(e, &a, NULL, 10);
-    played_pause(e, &a, true);
-    played_submit(e, 2, 40, 20, &other);
-    played_finish(e, &other, &a);
-    played_pause(e, &a, false);
-    played_finish(e, &a, NULL);
+    engine_client_submit(e, 1, 200, 100, &a);
+    engine_client_take(e, &a, NULL, 10);
+    engine_client_pause(e, &a, true);
+    engine_client_submit(e, 2, 40, 20, &other);
+    engine_client_finish(e, &other, &a);
+    engine_client_pause(e, &a, false);
+    engine_client_finish(e, &a, NULL);
     assert_int_equal(a.n, 100);
     unsigned base = n_rows_of(200, 100) + n_rows_of(40, 20);
     assert_in_range(n_rows_run() - before, base, base + KV_BLOCK);
@@ -367,40 +367,40 @@ static void the_engine_sleeps_while_a_paused_sequence_is_restored(void **state)
 {
     (void)state;
     enum { PROMPT = 200, ANSWER = 300 };
-    struct played a, other, again;
+    struct engine_client a, other, again;
     struct disk *d = disk_new();
-    AUTO(engine_free) struct engine *e = played_engine(&d->options, &stats);
+    AUTO(engine_free) struct engine *e = engine_client_start(&d->options, &stats);
     atomic_store(&watched_inbox, e->inbox);
     unsigned before_rows = n_rows_run(), base = n_rows_of(PROMPT, ANSWER);
-    played_submit(e, 1, PROMPT, ANSWER, &a);
-    played_take(e, &a, NULL, 10);
-    played_pause(e, &a, true);
+    engine_client_submit(e, 1, PROMPT, ANSWER, &a);
+    engine_client_take(e, &a, NULL, 10);
+    engine_client_pause(e, &a, true);
     for (unsigned i = 0; i < 6; i++) {
-        played_submit(e, 2 + i, 900, 20, &other);
-        played_finish(e, &other, &a);
+        engine_client_submit(e, 2 + i, 900, 20, &other);
+        engine_client_finish(e, &other, &a);
         base += n_rows_of(900, 20);
     }
     while (kv_tier_counts(e->tier).n_written < 2 * PROMPT / KV_BLOCK ||
            kv_tier_counts(e->tier).n_waiting)
         poll(NULL, 0, 5);
     atomic_store(&hold_reads, true); // and with them what would wait to be written
-    played_pause(e, &a, false);
+    engine_client_pause(e, &a, false);
     while (!atomic_load(&in_read))
         poll(NULL, 0, 5);
-    played_pause(e, &a, true);
+    engine_client_pause(e, &a, true);
     must_sleep(e);
     unsigned n = atomic_load(&n_taken);
     atomic_store(&hold_reads, false);
     wait_until_more(&n_taken, n);
     must_sleep(e);
-    played_pause(e, &a, false);
-    played_take(e, &a, NULL, UINT32_MAX);
+    engine_client_pause(e, &a, false);
+    engine_client_take(e, &a, NULL, UINT32_MAX);
     assert_int_equal(a.n, ANSWER);
     assert_in_range(a.req->seqs[0]->n_restored, PROMPT / KV_BLOCK * KV_BLOCK, PROMPT + ANSWER);
     assert_in_range(n_rows_run() - before_rows, base, base + KV_BLOCK);
-    played_finish(e, &a, NULL);
-    played_submit(e, 1, PROMPT, ANSWER, &again);
-    played_finish(e, &again, NULL);
+    engine_client_finish(e, &a, NULL);
+    engine_client_submit(e, 1, PROMPT, ANSWER, &again);
+    engine_client_finish(e, &again, NULL);
     assert_int_equal(again.n, a.n);
     assert_memory_equal(again.ids, a.ids, a.n * sizeof(*a.ids));
     engine_stop(e);
@@ -410,14 +410,14 @@ static void the_engine_sleeps_while_a_paused_sequence_is_restored(void **state)
 static void an_idle_engine_counts_blocks_written_to_disk(void **state)
 {
     (void)state;
-    struct played p;
+    struct engine_client p;
     struct disk *d = disk_new();
-    AUTO(engine_free) struct engine *e = played_engine(&d->options, &stats);
+    AUTO(engine_free) struct engine *e = engine_client_start(&d->options, &stats);
     atomic_store(&watched_inbox, e->inbox);
     atomic_store(&hold_writes, true);
     for (unsigned i = 0; i < 3; i++) { // one drives out the other
-        played_submit(e, 2 + i, 900, 20, &p);
-        played_finish(e, &p, NULL);
+        engine_client_submit(e, 2 + i, 900, 20, &p);
+        engine_client_finish(e, &p, NULL);
     }
     while (!atomic_load(&in_write))
         poll(NULL, 0, 5);
@@ -472,7 +472,7 @@ static void a_change_is_applied_completely_or_not_at_all(void **state)
     const struct speculation_change to = {SPECULATION_TARGETS, nowhere("b", 2)};
     struct speculation now;
     options.speculation = nowhere("a", 1);
-    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
+    AUTO(engine_free) struct engine *e = engine_client_start(&options, &stats);
     must_speculate(e, &options.speculation);
     queue_close(e->inbox); // as good as full
     int err = engine_speculate(e, &to, &now);
@@ -497,7 +497,7 @@ static void readers_of_the_settings_do_not_wait_for_a_change(void **state)
     struct speculation s;
     pthread_t thread;
     options.speculation = a;
-    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
+    AUTO(engine_free) struct engine *e = engine_client_start(&options, &stats);
     atomic_store(&hold_joins, true); // places are given to others when those before have gone
     assert_int_equal(pthread_create(&thread, NULL, exchange_all, e), 0);
     while (!atomic_load(&in_join))

@@ -1,4 +1,4 @@
-/* asker.c - a client of drafts.h in place of the engine. */
+/* drafts_client.c - a client of drafts.h in place of the engine. */
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,21 +6,21 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/queue.h"
-#include "lib/clients/asker.h"
+#include "lib/clients/drafts_client.h"
 #include "lib/lib.h"
 
 #define BUDGET_MIN_US 50000
 #define SEQUENCES_MAX 256
 #define PERIOD 50
 
-struct asker {
+struct drafts_client {
     struct drafts *drafts;
     struct queue *inbox; // of struct draft_answer
     uint32_t *context;
     int64_t longest_ask_us;
 };
 
-uint32_t asker_token(uint32_t position)
+uint32_t drafts_client_token(uint32_t position)
 {
     return position % PERIOD;
 }
@@ -35,7 +35,7 @@ DEFINE_AUTO(struct draft_answer, answer_free)
 
 static void arrived(void *user, struct draft_answer *answer)
 {
-    struct asker *a = user;
+    struct drafts_client *a = user;
     struct draft_answer *copy = malloc(sizeof(*copy));
     *copy = *answer;
     answer->draft = NULL;
@@ -43,16 +43,17 @@ static void arrived(void *user, struct draft_answer *answer)
         answer_free(copy);
 }
 
-struct asker *asker_new(const char *const *targets, unsigned n_targets, uint32_t max_sequences)
+struct drafts_client *drafts_client_new(const char *const *targets, unsigned n_targets,
+                                        uint32_t max_sequences)
 {
-    struct asker *a = calloc(1, sizeof(*a));
-    a->context = malloc(ASKER_CONTEXT_MAX * sizeof(*a->context));
-    for (uint32_t i = 0; i < ASKER_CONTEXT_MAX; i++)
-        a->context[i] = asker_token(i);
+    struct drafts_client *a = calloc(1, sizeof(*a));
+    a->context = malloc(DRAFTS_CLIENT_CONTEXT_MAX * sizeof(*a->context));
+    for (uint32_t i = 0; i < DRAFTS_CLIENT_CONTEXT_MAX; i++)
+        a->context[i] = drafts_client_token(i);
     assert_int_equal(queue_new(4096, &a->inbox), 0);
     struct drafts_config c = {.n_targets = n_targets,
                               .model = "test",
-                              .n_vocab = ASKER_VOCAB,
+                              .n_vocab = DRAFTS_CLIENT_VOCAB,
                               .vocab_digest = 0x1234,
                               .max_sequences = max_sequences,
                               .arrived = arrived,
@@ -64,7 +65,7 @@ struct asker *asker_new(const char *const *targets, unsigned n_targets, uint32_t
     return a;
 }
 
-void asker_free(struct asker *a)
+void drafts_client_free(struct drafts_client *a)
 {
     if (!a)
         return;
@@ -76,21 +77,21 @@ void asker_free(struct asker *a)
     free(a);
 }
 
-struct drafts *asker_drafts(struct asker *a)
+struct drafts *drafts_client_drafts(struct drafts_client *a)
 {
     return a->drafts;
 }
 
-bool asker_usable(struct asker *a, unsigned i)
+bool drafts_client_usable(struct drafts_client *a, unsigned i)
 {
     struct drafts_stats s;
     return drafts_stats(a->drafts, i, &s) && s.connected && !s.benched;
 }
 
-bool asker_wait_usable(struct asker *a, unsigned i, bool wanted)
+bool drafts_client_wait_usable(struct drafts_client *a, unsigned i, bool wanted)
 {
     int64_t until = clock_us() + 20000000;
-    while (asker_usable(a, i) != wanted) {
+    while (drafts_client_usable(a, i) != wanted) {
         if (clock_us() > until)
             return false;
         poll(NULL, 0, 1); // drafts.h has no event for a connection
@@ -105,12 +106,12 @@ static int64_t cpu_us(void)
     return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
-static unsigned request_drafts(struct asker *a, unsigned i, uint64_t first_seq, unsigned n,
+static unsigned request_drafts(struct drafts_client *a, unsigned i, uint64_t first_seq, unsigned n,
                                uint32_t base_len, uint32_t k, int64_t wait_us)
 {
     uint32_t budget_us = wait_us > BUDGET_MIN_US ? (uint32_t)wait_us : BUDGET_MIN_US;
     struct drafts_wish wishes[SEQUENCES_MAX] = {0};
-    assert_true(n <= SEQUENCES_MAX && base_len <= ASKER_CONTEXT_MAX);
+    assert_true(n <= SEQUENCES_MAX && base_len <= DRAFTS_CLIENT_CONTEXT_MAX);
     for (unsigned s = 0; s < n; s++)
         wishes[s] = (struct drafts_wish){.seq = first_seq + s,
                                          .context = a->context,
@@ -124,8 +125,8 @@ static unsigned request_drafts(struct asker *a, unsigned i, uint64_t first_seq, 
     return n_awaited;
 }
 
-unsigned asker_round(struct asker *a, unsigned i, uint64_t first_seq, unsigned n, uint32_t base_len,
-                     uint32_t k, int64_t wait_us, unsigned *ret_right)
+unsigned drafts_client_round(struct drafts_client *a, unsigned i, uint64_t first_seq, unsigned n,
+                             uint32_t base_len, uint32_t k, int64_t wait_us, unsigned *ret_right)
 {
     unsigned n_awaited = request_drafts(a, i, first_seq, n, base_len, k, wait_us), n_came = 0;
     int64_t until = clock_us() + wait_us;
@@ -141,14 +142,14 @@ unsigned asker_round(struct asker *a, unsigned i, uint64_t first_seq, unsigned n
         assert_true(d->draft->n <= k);
         assert_int_equal(d->proposer, i);
         for (uint32_t t = 0; t < d->draft->n; t++) {
-            assert_true(d->draft->tokens[t] < ASKER_VOCAB);
-            *ret_right += d->draft->tokens[t] == asker_token(base_len + t);
+            assert_true(d->draft->tokens[t] < DRAFTS_CLIENT_VOCAB);
+            *ret_right += d->draft->tokens[t] == drafts_client_token(base_len + t);
         }
     }
     return n_came;
 }
 
-int64_t asker_longest_ask_us(struct asker *a)
+int64_t drafts_client_longest_ask_us(struct drafts_client *a)
 {
     return a->longest_ask_us;
 }

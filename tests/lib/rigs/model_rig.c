@@ -1,9 +1,9 @@
-/* rig.c - opens a model for tests and benchmarks. */
+/* model_rig.c - opens a model for tests and benchmarks. */
 #include <stdio.h>
 #include <string.h>
 #include "base/err.h"
 #include "lib/lib.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 
 static void must(int r, const char *what)
 {
@@ -13,7 +13,7 @@ static void must(int r, const char *what)
     }
 }
 
-static void build(struct rig *r, const struct rig_options *opt)
+static void build(struct model_rig *r, const struct model_rig_options *opt)
 {
     const struct kernel *kernel = opt->tier ? kernel_tier(opt->tier) : NULL;
     if (!kernel)
@@ -35,25 +35,26 @@ static void build(struct rig *r, const struct rig_options *opt)
                                                .blas = opt->blas},
                      &r->forward),
          "forward_new");
-    must(pass_plan_init(&r->plan, r->max_rows, RIG_MAX_SEQS, kv_n_blocks(r->kv) * KV_BLOCK),
+    must(pass_plan_init(&r->plan, r->max_rows, MODEL_RIG_MAX_SEQS, kv_n_blocks(r->kv) * KV_BLOCK),
          "pass_plan_init");
 }
 
-void rig_open(struct rig *r, const char *path, const struct rig_options *opt)
+void model_rig_open(struct model_rig *r, const char *path, const struct model_rig_options *opt)
 {
-    *r = (struct rig){0};
+    *r = (struct model_rig){0};
     must(checkpoint_open(path, &r->file), path);
     build(r, opt);
 }
 
-void rig_open_memory(struct rig *r, const void *data, size_t len, const struct rig_options *opt)
+void model_rig_open_memory(struct model_rig *r, const void *data, size_t len,
+                           const struct model_rig_options *opt)
 {
-    *r = (struct rig){0};
+    *r = (struct model_rig){0};
     must(checkpoint_open_memory(data, len, &r->file), "checkpoint_open_memory");
     build(r, opt);
 }
 
-void rig_close(struct rig *r)
+void model_rig_close(struct model_rig *r)
 {
     pass_plan_done(&r->plan);
     forward_free(r->forward);
@@ -64,14 +65,14 @@ void rig_close(struct rig *r)
     checkpoint_close(r->file);
 }
 
-struct kv_seq rig_seq(const struct rig *r)
+struct kv_seq model_rig_seq(const struct model_rig *r)
 {
     struct kv_seq seq;
     must(kv_seq_init(&seq, kv_n_blocks(r->kv) * KV_BLOCK), "kv_seq_init");
     return seq;
 }
 
-static void feed_chunk(struct rig *r, struct kv_seq *seq, const uint32_t *tokens, uint32_t n,
+static void feed_chunk(struct model_rig *r, struct kv_seq *seq, const uint32_t *tokens, uint32_t n,
                        float *logits)
 {
     size_t n_vocab = r->model->params.n_vocab;
@@ -84,8 +85,8 @@ static void feed_chunk(struct rig *r, struct kv_seq *seq, const uint32_t *tokens
         memcpy(logits + i * n_vocab, forward_logits(r->forward, i), n_vocab * sizeof(*logits));
 }
 
-void rig_feed(struct rig *r, struct kv_seq *seq, const uint32_t *tokens, uint32_t n, uint32_t chunk,
-              float *logits)
+void model_rig_feed(struct model_rig *r, struct kv_seq *seq, const uint32_t *tokens, uint32_t n,
+                    uint32_t chunk, float *logits)
 {
     chunk = chunk && chunk < r->max_rows ? chunk : r->max_rows;
     for (uint32_t i = 0; i < n; i += chunk)
@@ -93,7 +94,7 @@ void rig_feed(struct rig *r, struct kv_seq *seq, const uint32_t *tokens, uint32_
                    logits ? logits + (size_t)i * r->model->params.n_vocab : NULL);
 }
 
-const float *rig_step(struct rig *r, struct kv_seq *seq, uint32_t token)
+const float *model_rig_step(struct model_rig *r, struct kv_seq *seq, uint32_t token)
 {
     uint32_t at = seq->len;
     must(kv_grow(r->kv, seq, 1), "kv_grow");

@@ -1,8 +1,8 @@
-/* played.c - an engine with a real model; the test acts as its clients. */
-#include "lib/clients/played.h"
+/* engine_client.c - an engine with a real model; the test acts as its clients. */
+#include "lib/clients/engine_client.h"
 #include "lib/lib.h"
 
-struct engine *played_engine(const struct verifier_options *o, struct stats *stats)
+struct engine *engine_client_start(const struct verifier_options *o, struct stats *stats)
 {
     struct engine *e;
     assert_int_equal(engine_new(o, stats, &e), 0);
@@ -13,23 +13,24 @@ struct engine *played_engine(const struct verifier_options *o, struct stats *sta
     return e;
 }
 
-void played_init(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n, struct played *p)
+void engine_client_init(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n,
+                        struct engine_client *p)
 {
     struct topic w;
     const struct loaded_model *m = engine_loaded_model(e);
     topic_init(&w, topic, n_prompt);
     w.msg.max_tokens = n;
-    *p = (struct played){.req = topic_request(&w, m->tok, m->run.context)};
+    *p = (struct engine_client){.req = topic_request(&w, m->tok, m->run.context)};
 }
 
-void played_submit(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n,
-                   struct played *p)
+void engine_client_submit(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n,
+                          struct engine_client *p)
 {
-    played_init(e, topic, n_prompt, n, p);
+    engine_client_init(e, topic, n_prompt, n, p);
     assert_int_equal(engine_submit(e, p->req), 0);
 }
 
-static void take_event(const struct event_batch *b, const struct event *ev, struct played *p)
+static void take_event(const struct event_batch *b, const struct event *ev, struct engine_client *p)
 {
     for (uint32_t i = 0; i < ev->n_tokens; i++)
         p->ids[p->n++] = b->tokens[ev->first + i].id;
@@ -37,7 +38,8 @@ static void take_event(const struct event_batch *b, const struct event *ev, stru
     p->error = ev->error;
 }
 
-void played_take(struct engine *e, struct played *p, struct played *other, uint32_t n)
+void engine_client_take(struct engine *e, struct engine_client *p, struct engine_client *other,
+                        uint32_t n)
 {
     while (p->n < n && !p->ended) {
         struct event_batch *b = events_next(engine_events(e), -1);
@@ -48,14 +50,14 @@ void played_take(struct engine *e, struct played *p, struct played *other, uint3
     }
 }
 
-void played_finish(struct engine *e, struct played *p, struct played *other)
+void engine_client_finish(struct engine *e, struct engine_client *p, struct engine_client *other)
 {
-    played_take(e, p, other, UINT32_MAX);
+    engine_client_take(e, p, other, UINT32_MAX);
     request_drop(p->req); // the engine's reference
     request_drop(p->req);
 }
 
-void played_pause(struct engine *e, struct played *p, bool paused)
+void engine_client_pause(struct engine *e, struct engine_client *p, bool paused)
 {
     atomic_store(&p->req->paused, paused);
     engine_wake(e);
