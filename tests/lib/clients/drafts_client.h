@@ -1,4 +1,5 @@
-/* drafts_client.h - a client of drafts.h in place of the engine: sequences that request drafts, no model.
+/* drafts_client.h - a client of drafts.h in place of the engine: sequences that request drafts, no
+ * model.
  *
  * The next token of a sequence is a function of its position, so every draft can be checked. */
 #pragma once

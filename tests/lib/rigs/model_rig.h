@@ -1,5 +1,5 @@
-/* model_rig.h - a model with its pool of threads, KV pool and forward pass, for tests and benchmarks.
- * Ends the test on errors. */
+/* model_rig.h - a model with its pool of threads, KV pool and forward pass, for tests and
+ * benchmarks. Ends the test on errors. */
 #pragma once
 #include "model/forward.h"
 

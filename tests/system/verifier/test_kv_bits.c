@@ -146,8 +146,8 @@ static unsigned ask(struct world *w, unsigned n, unsigned n_tokens)
     return n_cached;
 }
 
-/* Repeats requests until draft tokens were accepted and rejected: else the comparison proves little.
- * On a busy machine all drafts of a request may be late. */
+/* Repeats requests until draft tokens were accepted and rejected. Without both the comparison
+ * proves little. On a busy machine all drafts of a request may be late. */
 static void must_draft(struct world *w)
 {
     if (LIB_SANITIZED) // so slow that all drafts may be late

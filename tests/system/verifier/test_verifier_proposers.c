@@ -11,8 +11,9 @@
 #include "model/kv.h"
 #include "lib/rigs/verifier_rig.h"
 
-/* On a busy machine all drafts of a request may be late, and a proposer that is late three times in a
- * row is excluded for a while. Requests are repeated this often, until enough drafts were in time. */
+/* On a busy machine all drafts of a request may be late. A proposer that is late three times in a
+ * row is excluded for a while. Requests are repeated this often, until enough drafts were in
+ * time. */
 #define TRIES 100
 
 static void run_again(struct rpc_client *c, const struct wish *w, struct answer *a)

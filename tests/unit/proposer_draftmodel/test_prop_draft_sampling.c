@@ -1,5 +1,5 @@
-/* test_prop_draft_sampling.c - sampling of the draft model: its tokens equal the target's if it is the
- * target, penalties, bans and bias act on them, and they are drawn from the q that is sent. */
+/* test_prop_draft_sampling.c - sampling of the draft model. If it is the target, its tokens equal
+ * the target's. Penalties, bans and bias act on them. They are drawn from the q that is sent. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
