@@ -107,9 +107,9 @@ static uint32_t main_branch(const struct draft *d, uint32_t *to)
     return n;
 }
 
-/* With these parameters, drafts equal the tokens that a verifier with this model commits: a
- * whole draft, one after a part was committed, a draft ahead, and one after other tokens were
- * committed. */
+/* With these parameters, drafts equal the tokens that a verifier with this model commits. There is
+ * a whole draft, one after a part was committed, and a draft ahead. The second turn does the same
+ * after other tokens were committed. */
 static void drafted_as_committed(const struct dist_params *params)
 {
     enum { K = 24, PART = 9, VERIFYING = 3 };
