@@ -181,7 +181,7 @@ static void test_two_interleaved(const struct prop_ops *ops, void *shared, uint3
 {
     struct prop_seq a = prop_seq_new(ops, shared), b = prop_seq_new(ops, shared);
     uint32_t tokens[64];
-    for (uint32_t i = 0; i < 20; i++) {
+    for (uint32_t i = 0; i < 14; i++) {
         struct prop_seq *s = i % 2 ? &a : &b;
         random_tokens(tokens, 64, n_vocab, 10 + i);
         prop_seq_update(s, s->n - s->n / 4, tokens, 1 + i * 3);

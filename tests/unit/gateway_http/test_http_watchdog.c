@@ -57,7 +57,7 @@ static void a_handler_that_hangs_stops_the_feeding(void **state)
     assert_int_equal(http_new(&o, fd, hang, NULL, &server), 0);
     struct http_client c = http_client_open(port_of(fd));
 
-    svc_wait_signal(2 * LIMIT_US);
+    svc_wait_signal(LIMIT_US + LIMIT_US / 4);
     manager_await_feeding(); // without requests
     http_client_print(&c, "GET /x HTTP/1.1\r\nHost: x\r\n\r\n");
     sem_wait(&begun);

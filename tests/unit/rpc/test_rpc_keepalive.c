@@ -13,7 +13,7 @@
 #include "lib/rigs/rpc_rig.h"
 
 /* The time-out of a ping must be far below RPC_RIG_WAIT_US; the default is not. */
-#define KEEPALIVE_MS 1000
+#define KEEPALIVE_MS 600
 
 /* Forwards bytes between one client and the server. Falls silent with all sockets open. */
 struct silent_relay {

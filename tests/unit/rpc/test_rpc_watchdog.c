@@ -40,7 +40,7 @@ static void a_callback_that_hangs_stops_the_feeding(void **state)
     assert_int_equal(rpc_server_start(server), 0);
     assert_int_equal(rpc_client_new(target, NULL, &client), 0);
 
-    svc_wait_signal(2 * LIMIT_US);
+    svc_wait_signal(LIMIT_US + LIMIT_US / 4);
     manager_await_feeding(); // idle threads wake to call svc_awake()
     struct rpc_stream *s = rpc_stream_new(client, hang.path, NULL, &events, &tally);
     rpc_stream_send(s, rpc_rig_ids(1, 1));

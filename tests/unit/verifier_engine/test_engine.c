@@ -15,7 +15,7 @@
 #include "verifier-svc/engine/engine_impl.h"
 
 #define N_CHOICES 2
-#define N_TOKENS 400
+#define N_TOKENS 250
 
 /* ---- what the engine's thread allocates: the linker hands all calls of ours to these ---- */
 
