@@ -1,8 +1,8 @@
-/* completions.h - the life of a request for tokens.
+/* completions.h - the requests for tokens of all clients: how they begin, and their limits in time.
+ * completion.h has the state of one request.
  *
- *     parse -> take a verifier that serves the model -> chat: render the template -> Generate ->
- * answer
- *              (while it loads: wait up to load_wait)
+ *     parse -> take a verifier that serves the model (while it loads, wait up to load_wait)
+ *           -> chat: render the template -> Generate -> answer
  *
  * Each step runs on the thread on which the step before it ended. No step blocks.
  *

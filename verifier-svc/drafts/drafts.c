@@ -386,10 +386,8 @@ static void add_metrics(struct peer *p)
         [M_TOKENS] = {"tandem_proposer_draft_tokens_total", "Tokens in these drafts.", NULL},
         [M_LATE] = {"tandem_proposer_late_total",
                     "Valid answers that arrived after their time budget.", NULL},
-        [M_STALE] = {"tandem_proposer_dropped_total", "Answers dropped without verification.",
-                     "stale"},
-        [M_MALFORMED] = {"tandem_proposer_dropped_total", "Answers dropped without verification.",
-                         "malformed"},
+        [M_STALE] = {"tandem_proposer_dropped_total", "Invalid answers, which are dropped.", "stale"},
+        [M_MALFORMED] = {"tandem_proposer_dropped_total", "Invalid answers, which are dropped.", "malformed"},
         [M_BENCHED] = {"tandem_proposer_benched_total",
                        "Times that a proposer was benched: its stream cancelled for faults or "
                        "missed budgets.",
@@ -608,16 +606,13 @@ void drafts_name_of(struct drafts *d, const struct drafts_target *t, char name[D
         memcpy(name, t->name, DRAFTS_NAME_MAX);
 }
 
-bool drafts_is_called(const char *own, const char *name)
+bool drafts_is_called(const char *place, atomic_flag *warned, const char *own, const char *name)
 {
-    return strcmp(own, name) == 0 || (strcmp(name, "chain") == 0 && strcmp(own, "cascade") == 0);
-}
-
-bool drafts_is_called_at(const char *place, atomic_flag *warned, const char *own, const char *name)
-{
-    if (!drafts_is_called(own, name))
+    if (strcmp(own, name) == 0)
+        return true;
+    if (strcmp(name, "chain") != 0 || strcmp(own, "cascade") != 0)
         return false;
-    if (strcmp(own, name) != 0 && !atomic_flag_test_and_set(warned))
+    if (!atomic_flag_test_and_set(warned))
         log_warn("%s: %s is now called %s; please use the new name", place, name, own);
     return true;
 }
@@ -626,7 +621,20 @@ static bool has_name(struct drafts *d, unsigned i, const char *name)
 {
     char own[DRAFTS_NAME_MAX];
     drafts_name(d, i, own);
-    return !name || !name[0] || drafts_is_called(own, name);
+    return *own && strcmp(own, name) == 0;
+}
+
+/* The name that the proposers of a request for `name` report. An alias counts only while no
+ * proposer has the name itself. */
+static const char *reported_name(struct drafts *d, const char *name)
+{
+    if (!name || strcmp(name, "chain") != 0)
+        return name;
+    for (unsigned i = 0; d && i < DRAFT_MAX_PROPOSERS; i++) {
+        if (has_name(d, i, name))
+            return name;
+    }
+    return "cascade";
 }
 
 int drafts_check_name(struct drafts *d, const char *name)
@@ -635,11 +643,13 @@ int drafts_check_name(struct drafts *d, const char *name)
     char names[DRAFT_MAX_PROPOSERS * (DRAFTS_NAME_MAX + 2)] = "", own[DRAFTS_NAME_MAX];
     if (!*name)
         return 0;
+    bool alias = reported_name(d, name) != name;
     for (unsigned i = 0; d && i < DRAFT_MAX_PROPOSERS; i++) {
         if (!d->peers[i].in_use)
             continue;
         drafts_name(d, i, own);
-        if (!*own || drafts_is_called_at("speculative.proposer", &warned, own, name))
+        if (!*own || strcmp(own, name) == 0 ||
+            (alias && drafts_is_called("speculative.proposer", &warned, own, name)))
             return 0;
         size_t len = strlen(names);
         snprintf(names + len, sizeof(names) - len, "%s%s", len ? ", " : "", own);
@@ -675,8 +685,9 @@ int drafts_pick(struct drafts *d, const char *name, uint64_t seq, uint32_t base_
     unsigned fit[DRAFT_MAX_PROPOSERS], n_fit = 0;
     uint32_t k_max[DRAFT_MAX_PROPOSERS];
     bool knows = false;
+    name = reported_name(d, name);
     for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS && !knows; i++) {
-        if (!d->peers[i].in_use || !has_name(d, i, name))
+        if (!d->peers[i].in_use || (name && *name && !has_name(d, i, name)))
             continue;
         k_max[i] = k_max_of(&d->peers[i], seq, base_len, now_us, &knows);
         if (k_max[i])

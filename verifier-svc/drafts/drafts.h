@@ -152,15 +152,13 @@ int drafts_set(struct drafts *d, const struct drafts_target *targets, unsigned n
 void drafts_name(struct drafts *d, unsigned i, char name[DRAFTS_NAME_MAX]);
 /* The name of a target that is a proposer or could become one; "": unknown. d may be NULL. */
 void drafts_name_of(struct drafts *d, const struct drafts_target *t, char name[DRAFTS_NAME_MAX]);
-/* True: a request for `name` means the proposer that reports the name `own`. For one release, chain
- * is an alias of cascade. */
-bool drafts_is_called(const char *own, const char *name);
-/* As drafts_is_called(), and logs a warning if `name` is an alias. place: the setting or the field
+/* True: `name` is the name that the proposer reports, `own`, or an alias of it. For one release,
+ * chain is an alias of cascade. An alias is logged as a warning. place: the setting or the field
  * that holds the name. warned: set by the first warning; later calls with it log none. */
-bool drafts_is_called_at(const char *place, atomic_flag *warned, const char *own, const char *name);
+bool drafts_is_called(const char *place, atomic_flag *warned, const char *own, const char *name);
 /* -EINVAL, with the list of names: no proposer has this name, usable or not. 0 while any proposer's
- * name is unknown, and for "". d NULL: there are no proposers. An alias is logged once per process,
- * as a warning. */
+ * name is unknown, and for "". d NULL: there are no proposers. An alias counts only while no
+ * proposer has the name itself. It is logged once per process, as a warning. */
 int drafts_check_name(struct drafts *d, const char *name);
 /* Returns a usable proposer for the sequence, which has base_len committed tokens; -1: none.
  * ret_k_max: the most tokens that this proposer drafts. name: NULL or "" for any. Sequences are

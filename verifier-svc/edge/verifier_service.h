@@ -12,8 +12,8 @@
 #include "rpc/rpc.h"
 #include "tandem/v1/stats.pb-c.h"
 #include "verifier-svc/engine/engine.h"
-#include "verifier-svc/settings/verifier_options.h"
 #include "verifier-svc/engine/stats.h"
+#include "verifier-svc/settings/verifier_options.h"
 
 #define VERIFIER_SERVICE_NAME "tandem.v1.Verifier"
 #define VERIFIER_SERVICE_UNREAD_MAX (256u << 10)

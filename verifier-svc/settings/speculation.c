@@ -102,10 +102,22 @@ int speculation_check_default(const struct speculation *s, struct drafts *d)
                         : 0;
 }
 
+/* True: the configuration gives a target the name of the default proposer, so it is no alias. */
+static bool has_target_of_default(const struct speculation *s)
+{
+    for (unsigned i = 0; i < s->n_targets; i++) {
+        if (strcmp(s->targets[i].name, s->proposer) == 0)
+            return true;
+    }
+    return false;
+}
+
 bool speculation_is_default(const struct speculation *s, const char *name)
 {
     static atomic_flag warned = ATOMIC_FLAG_INIT;
-    return drafts_is_called_at("default_proposer", &warned, name, s->proposer);
+    if (has_target_of_default(s))
+        return strcmp(name, s->proposer) == 0;
+    return drafts_is_called("default_proposer", &warned, name, s->proposer);
 }
 
 struct control_options speculation_control(const struct speculation *s)

@@ -444,6 +444,18 @@ static void must_refuse(struct rpc_client *c, const set_request *req, const char
     assert_non_null(strstr(st.text, sentence));
 }
 
+/* The settings are those of bad_changes_are_refused_and_change_nothing() at its start. */
+static void must_be_unchanged(struct rpc_client *c)
+{
+    speculation_state *s = state_of(c);
+    assert_true(s->on);
+    assert_int_equal(s->k, 5);
+    assert_memory_equal(s->policy.data, "fixed", 5);
+    assert_int_equal(s->n_proposers, 1);
+    assert_memory_equal(s->proposers[0]->name.data, "one", 3);
+    tandem__v1__speculation_state__free_unpacked(s, NULL);
+}
+
 static void bad_changes_are_refused_and_change_nothing(void **state)
 {
     (void)state;
@@ -486,18 +498,11 @@ static void bad_changes_are_refused_and_change_nothing(void **state)
     must_refuse(w.client, &req, "a target is 1 to 255 bytes without control characters");
     texts[0] = rpc_text("two=h:1");
     must_refuse(w.client, &req, "the default proposer is one, but no proposer has this name");
-
-    speculation_state *s = state_of(w.client);
-    assert_true(s->on);
-    assert_int_equal(s->k, 5);
-    assert_memory_equal(s->policy.data, "fixed", 5);
-    assert_int_equal(s->n_proposers, 1);
-    assert_memory_equal(s->proposers[0]->name.data, "one", 3);
-    tandem__v1__speculation_state__free_unpacked(s, NULL);
+    must_be_unchanged(w.client);
     wait_proposers(w.client);
 
     texts[0] = rpc_text("one=xyz://no[such:scheme"); // a valid address, but nothing listens there
-    s = must_set(w.client, &req);
+    speculation_state *s = must_set(w.client, &req);
     assert_false(s->on);
     assert_int_equal(s->disable_batch_size, 8);
     assert_memory_equal(s->policy.data, "ema", 3);

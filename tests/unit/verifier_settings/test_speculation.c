@@ -118,10 +118,15 @@ static void a_configured_name_is_free(void **state)
 {
     (void)state;
     atomic_flag warned = ATOMIC_FLAG_INIT;
-    assert_true(drafts_is_called_at("", &warned, "chain", "chain"));
-    assert_false(drafts_is_called_at("", &warned, "chain", "cascade"));
-    assert_false(drafts_is_called_at("", &warned, "ngram", "chain"));
+    assert_true(drafts_is_called("", &warned, "chain", "chain"));
+    assert_false(drafts_is_called("", &warned, "chain", "cascade"));
+    assert_false(drafts_is_called("", &warned, "ngram", "chain"));
     assert_false(atomic_flag_test_and_set(&warned)); // nothing was logged
+    struct speculation s = {.proposer = "chain"};
+    assert_int_equal(add_target(&s, "cascade=h:1", 11), 0);
+    assert_int_equal(add_target(&s, "chain=h:2", 9), 0);
+    assert_false(speculation_is_default(&s, "cascade"));
+    assert_true(speculation_is_default(&s, "chain"));
 }
 
 int main(void)
