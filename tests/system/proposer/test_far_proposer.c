@@ -1,4 +1,4 @@
-/* test_far_drafter.c - a drafter on another "host": far away, cut off, stalled, restarted, lying.
+/* test_far_proposer.c - a drafter on another "host": far away, cut off, stalled, restarted, lying.
  * Another drafter dies, stops or is replaced under many requests. The answers have the bits of a
  * verifier without proposers, no request fails, and no pass waits longer than allowed. */
 #include <signal.h>
