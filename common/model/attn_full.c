@@ -113,7 +113,7 @@ static void attend(const struct attn *a, const struct queries *q)
     f->m->kernel->attn(&(struct kernel_attn){
         .q = a->b.q + at * w->k_dim,
         .out = a->b.values + at * w->v_dim,
-        .row_stride = (size_t)w->n_heads * w->k_dim, // of out, too: kv_bytes_new() wants k_dim == v_dim
+        .row_stride = (size_t)w->n_heads * w->k_dim, // v_dim is the same: kv_bytes_new()
         .sights = f->sights + q->row,
         .n_rows = q->n_rows,
         .n_heads = q->n_heads,

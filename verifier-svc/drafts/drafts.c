@@ -386,8 +386,10 @@ static void add_metrics(struct peer *p)
         [M_TOKENS] = {"tandem_proposer_draft_tokens_total", "Tokens in these drafts.", NULL},
         [M_LATE] = {"tandem_proposer_late_total",
                     "Valid answers that arrived after their time budget.", NULL},
-        [M_STALE] = {"tandem_proposer_dropped_total", "Invalid answers, which are dropped.", "stale"},
-        [M_MALFORMED] = {"tandem_proposer_dropped_total", "Invalid answers, which are dropped.", "malformed"},
+        [M_STALE] = {"tandem_proposer_dropped_total", "Invalid answers, which are dropped.",
+                     "stale"},
+        [M_MALFORMED] = {"tandem_proposer_dropped_total", "Invalid answers, which are dropped.",
+                         "malformed"},
         [M_BENCHED] = {"tandem_proposer_benched_total",
                        "Times that a proposer was benched: its stream cancelled for faults or "
                        "missed budgets.",

@@ -1,8 +1,8 @@
-/* test_far_lossless.c - promise 2 with the drafter on another "host". The committed tokens follow
+/* test_far_lossless.c - promise 2 with the proposer on another "host". The committed tokens follow
  * the target's distribution (lib/oracles/token_dist.h) when drawn drafts
  * - arrive in time or too late;
  * - take a time that depends on the drawn tokens;
- * - are lost with the connection or with the drafter. */
+ * - are lost with the connection or with the proposer. */
 #include <inttypes.h>
 #include <stdio.h>
 #include "lib/oracles/figures.h"
@@ -26,11 +26,11 @@
 #define FAR_US (BUDGET_MS * 750)
 #define NEAR_US 3000
 
-static int host = HOST_NONE; // of the drafter
+static int host = HOST_NONE; // of the proposer
 static char address[RELAY_TARGET_MAX];
 static struct relay *relay;
 static struct liar *liar;
-static struct service drafter, verifier;
+static struct service proposer, verifier;
 static struct rpc_client *client;
 static struct token_dist dist;
 
@@ -79,16 +79,16 @@ static int start_with_teller(void **state)
     return start_with_liar(LIE_DRAWN_TELLS, MOST_BUDGET_MS);
 }
 
-static void spawn_drafter(void)
+static void spawn_proposer(void)
 {
     int ours = host_ours();
     host_enter(host);
-    service_spawn(&drafter, "proposer-svc",
+    service_spawn(&proposer, "proposer-svc",
                   (const char *[]){"--proposer", "draft", "--draft-model", MODEL,
                                    "--draft-quantize", "q4_0", NULL});
     host_enter(ours);
     host_drop(ours);
-    struct service seen = drafter; // the address on this host
+    struct service seen = proposer; // the address on this host
     snprintf(seen.target, sizeof(seen.target), "%s", relay_target(relay));
     service_wait_healthy(&seen);
 }
@@ -97,9 +97,9 @@ static int start_with_draft_model(void **state)
 {
     (void)state;
     start_relay();
-    drafter = (struct service){0};
-    snprintf(drafter.target, sizeof(drafter.target), "%s", address);
-    spawn_drafter();
+    proposer = (struct service){0};
+    snprintf(proposer.target, sizeof(proposer.target), "%s", address);
+    spawn_proposer();
     start_verifier(BUDGET_MS);
     token_dist_learn(&dist, client, false, 2);
     return 0;
@@ -111,7 +111,7 @@ static int stop(void **state)
     rpc_client_free(client);
     service_stop(&verifier);
     relay_stop(relay);
-    service_stop(&drafter);
+    service_stop(&proposer);
     liar_stop(liar);
     liar = NULL;
     return 0;
@@ -133,7 +133,7 @@ static void run_near(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i)
     token_dist_end(&batch);
 }
 
-/* In the second of four batches the drafter is far away, in the fourth it moves far away. There
+/* In the second of four batches the proposer is far away, in the fourth it moves far away. There
  * drafts arrive too late, and the next ones, which queue after them, in time. In the other batches
  * all drafts are in time, because a proposer that is late three times in a row is excluded for a
  * while. */
@@ -154,7 +154,7 @@ static void run_late(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i)
 }
 
 /* Of eight batches, the first is cut off midway, the second starts cut off, the fifth loses its
- * drafter. */
+ * proposer. */
 static void run_lost(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i)
 {
     if (i % 8 != 1)
@@ -163,10 +163,10 @@ static void run_lost(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i)
     generation_wait_tokens(&batch.g[0], i / 8 % TOKEN_DIST_LEN);
     relay_cut(relay, i % 8 == 0);
     if (i % 8 == 4)
-        service_kill(&drafter);
+        service_kill(&proposer);
     token_dist_end(&batch);
     if (i % 8 == 4)
-        spawn_drafter();
+        spawn_proposer();
 }
 
 /* ---- the distribution ---- */
@@ -206,7 +206,7 @@ static void drafts_with_telltale_times_keep_the_distribution(void **state)
     must_keep_the_distribution(run_near);
 }
 
-static void lost_drafts_and_drafters_keep_the_distribution(void **state)
+static void lost_drafts_and_proposers_keep_the_distribution(void **state)
 {
     (void)state;
     uint64_t restarts = restarts_of(client, 0);
@@ -227,7 +227,7 @@ int main(void)
     };
     const struct CMUnitTest modelled[] = {
         cmocka_unit_test(late_drafts_keep_the_distribution),
-        cmocka_unit_test(lost_drafts_and_drafters_keep_the_distribution),
+        cmocka_unit_test(lost_drafts_and_proposers_keep_the_distribution),
     };
     int failed = cmocka_run_group_tests_name("drawn", drawn, start_with_drawer, stop);
     failed += cmocka_run_group_tests_name("telling", telling, start_with_teller, stop);

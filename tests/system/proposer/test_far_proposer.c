@@ -1,5 +1,5 @@
-/* test_far_proposer.c - a drafter on another "host": far away, cut off, stalled, restarted, lying.
- * Another drafter dies, stops or is replaced under many requests. The answers have the bits of a
+/* test_far_proposer.c - a proposer on another "host": far away, cut off, stalled, restarted, lying.
+ * Another proposer dies, stops or is replaced under many requests. The answers have the bits of a
  * verifier without proposers, no request fails, and no pass waits longer than allowed. */
 #include <signal.h>
 #include <stdio.h>
@@ -35,10 +35,10 @@ static const char *const prompts[] = {
     "Max is a dog. Max",
 };
 
-static int host = HOST_NONE; // of the drafter
+static int host = HOST_NONE; // of the proposer
 static bool ahead;           // drafts are made while the verifier verifies
 static struct answer *want;  // (MANY) without proposers
-static unsigned n_refused;   // rejected tokens of real drafters, in time
+static unsigned n_refused;   // rejected tokens of real proposers, in time
 
 /* ---- requests: greedy and sampled ---- */
 
@@ -190,21 +190,21 @@ static const char *const draft_args[] = {"--proposer",
                                          "1",
                                          NULL};
 
-/* A drafter on its host, a verifier on this one, a relay between them. */
+/* A proposer on its host, a verifier on this one, a relay between them. */
 struct world {
-    struct service verifier, drafter;
+    struct service verifier, proposer;
     struct relay *relay;
     struct rpc_client *client;
 };
 
-static void spawn_drafter(struct world *w)
+static void spawn_proposer(struct world *w)
 {
     int ours = host_ours();
     host_enter(host);
-    service_spawn(&w->drafter, "proposer-svc", draft_args);
+    service_spawn(&w->proposer, "proposer-svc", draft_args);
     host_enter(ours);
     host_drop(ours);
-    struct service seen = w->drafter; // the address on this host
+    struct service seen = w->proposer; // the address on this host
     snprintf(seen.target, sizeof(seen.target), "%s", relay_target(w->relay));
     service_wait_healthy(&seen);
 }
@@ -214,9 +214,9 @@ static void world_start(struct world *w)
     *w = (struct world){0};
     char address[RELAY_TARGET_MAX];
     host_address(host, address);
-    snprintf(w->drafter.target, sizeof(w->drafter.target), "%s", address);
+    snprintf(w->proposer.target, sizeof(w->proposer.target), "%s", address);
     w->relay = relay_start(host, address);
-    spawn_drafter(w);
+    spawn_proposer(w);
     start_verifier(&w->verifier, relay_target(w->relay), &w->client);
 }
 
@@ -225,7 +225,7 @@ static void world_stop(struct world *w)
     rpc_client_free(w->client);
     service_stop(&w->verifier);
     relay_stop(w->relay);
-    service_stop(&w->drafter);
+    service_stop(&w->proposer);
 }
 
 /* ---- far away ---- */
@@ -254,7 +254,7 @@ static void must_get_drafts(struct rpc_client *c, const char *when)
     assert_true(drafts_of(c, 0) > before);
 }
 
-static void the_round_trip_to_the_drafter_changes_no_token(void **state)
+static void the_round_trip_to_the_proposer_changes_no_token(void **state)
 {
     (void)state;
     struct world w;
@@ -272,7 +272,7 @@ static void the_round_trip_to_the_drafter_changes_no_token(void **state)
     world_stop(&w);
 }
 
-static void no_request_fails_when_the_drafter_is_cut_off(void **state)
+static void no_request_fails_when_the_proposer_is_cut_off(void **state)
 {
     (void)state;
     struct world w;
@@ -296,7 +296,7 @@ static void no_request_fails_when_the_drafter_is_cut_off(void **state)
     world_stop(&w);
 }
 
-static void a_restarted_drafter_gets_all_contexts_again(void **state)
+static void a_restarted_proposer_gets_all_contexts_again(void **state)
 {
     (void)state;
     struct world w;
@@ -305,9 +305,9 @@ static void a_restarted_drafter_gets_all_contexts_again(void **state)
     relay_delay(w.relay, 500);
     ask(&a, w.client, FEW);
     generation_wait_tokens(&a.g[0], N_TOKENS / 4);
-    service_kill(&w.drafter);
+    service_kill(&w.proposer);
     must_answer(&a, "killed midway");
-    spawn_drafter(&w);
+    spawn_proposer(&w);
     must_draft(w.client, FEW, "restarted");
     world_stop(&w);
 }
@@ -359,7 +359,7 @@ static void must_have_kept_time(struct rpc_client *c)
 }
 
 struct crowd {
-    struct service verifier, drafter;
+    struct service verifier, proposer;
     struct rpc_client *client;
     struct asked asked;
 };
@@ -368,8 +368,8 @@ struct crowd {
 static void crowd_start(struct crowd *w)
 {
     *w = (struct crowd){0};
-    service_start(&w->drafter, "proposer-svc", draft_args);
-    start_verifier(&w->verifier, w->drafter.target, &w->client);
+    service_start(&w->proposer, "proposer-svc", draft_args);
+    start_verifier(&w->verifier, w->proposer.target, &w->client);
     must_draft(w->client, MANY, "undisturbed");
     ask(&w->asked, w->client, MANY);
     generation_wait_tokens(&w->asked.g[0], N_TOKENS / 4);
@@ -380,38 +380,38 @@ static void crowd_stop(struct crowd *w)
     must_have_kept_time(w->client);
     rpc_client_free(w->client);
     service_stop(&w->verifier);
-    service_stop(&w->drafter);
+    service_stop(&w->proposer);
 }
 
-static void many_requests_survive_a_killed_drafter(void **state)
+static void many_requests_survive_a_killed_proposer(void **state)
 {
     (void)state;
     struct crowd w;
     crowd_start(&w);
-    service_kill(&w.drafter);
+    service_kill(&w.proposer);
     must_answer(&w.asked, "SIGKILL midway");
     crowd_stop(&w);
 }
 
-static void many_requests_survive_a_stopped_drafter(void **state)
+static void many_requests_survive_a_stopped_proposer(void **state)
 {
     (void)state;
     struct crowd w;
     crowd_start(&w);
-    service_signal(&w.drafter, SIGSTOP);
+    service_signal(&w.proposer, SIGSTOP);
     must_answer(&w.asked, "SIGSTOP midway");
-    service_signal(&w.drafter, SIGCONT);
+    service_signal(&w.proposer, SIGCONT);
     must_draft(w.client, MANY, "SIGCONT");
     crowd_stop(&w);
 }
 
-static void many_requests_survive_a_drafter_replaced_by_garbage(void **state)
+static void many_requests_survive_a_proposer_replaced_by_garbage(void **state)
 {
     (void)state;
     struct crowd w;
     crowd_start(&w);
-    service_kill(&w.drafter);
-    struct liar *liar = liar_listen(w.drafter.target, LIE_GARBAGE, N_VOCAB);
+    service_kill(&w.proposer);
+    struct liar *liar = liar_listen(w.proposer.target, LIE_GARBAGE, N_VOCAB);
     must_answer(&w.asked, "replaced midway");
     wait_proposers(w.client);
     ask_all(w.client, MANY, "garbage");
@@ -436,13 +436,13 @@ int main(void)
 {
     host = host_new();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_round_trip_to_the_drafter_changes_no_token),
-        cmocka_unit_test(no_request_fails_when_the_drafter_is_cut_off),
-        cmocka_unit_test(a_restarted_drafter_gets_all_contexts_again),
+        cmocka_unit_test(the_round_trip_to_the_proposer_changes_no_token),
+        cmocka_unit_test(no_request_fails_when_the_proposer_is_cut_off),
+        cmocka_unit_test(a_restarted_proposer_gets_all_contexts_again),
         cmocka_unit_test(a_far_lying_proposer_changes_no_token),
-        cmocka_unit_test(many_requests_survive_a_killed_drafter),
-        cmocka_unit_test(many_requests_survive_a_stopped_drafter),
-        cmocka_unit_test(many_requests_survive_a_drafter_replaced_by_garbage),
+        cmocka_unit_test(many_requests_survive_a_killed_proposer),
+        cmocka_unit_test(many_requests_survive_a_stopped_proposer),
+        cmocka_unit_test(many_requests_survive_a_proposer_replaced_by_garbage),
     };
     const struct CMUnitTest both[] = {cmocka_unit_test(some_draft_tokens_were_rejected)};
     return cmocka_run_group_tests_name("alternately", tests, answer_without_proposers, NULL) +

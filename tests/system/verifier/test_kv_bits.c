@@ -25,12 +25,12 @@
 
 static const unsigned batches[] = {1, 4, 16};
 static const char *const types[] = {"int8", "f16"};
-static struct service drafter;
+static struct service proposer;
 
 static int start(void **state)
 {
     (void)state;
-    service_start(&drafter, "proposer-svc",
+    service_start(&proposer, "proposer-svc",
                   (const char *[]){"--proposer", "draft", "--draft-model", MODEL,
                                    "--draft-quantize", "q4_0", NULL}); // most drafts are accepted
     return 0;
@@ -39,7 +39,7 @@ static int start(void **state)
 static int stop(void **state)
 {
     (void)state;
-    service_stop(&drafter);
+    service_stop(&proposer);
     return 0;
 }
 
@@ -58,7 +58,7 @@ static void warm_start(struct world *w, const char *kv_mib)
     service_start(&w->warm, "verifier-svc",
                   (const char *[]){"--model", MODEL, "--kv-type", w->type, "--kv-disk", w->folder,
                                    "--kv-mib", kv_mib, "--policy", "fixed", "--k", "4",
-                                   w->drafts ? "--proposers" : NULL, drafter.target, NULL});
+                                   w->drafts ? "--proposers" : NULL, proposer.target, NULL});
     assert_int_equal(rpc_client_new(w->warm.target, NULL, &w->client), 0);
     if (w->drafts)
         wait_proposers(w->client);

@@ -18,7 +18,7 @@
 #define N_AT_ONCE 25
 #define TRIES 100
 
-static struct service verifier, drafter;
+static struct service verifier, draft_service;
 static struct liar *liar;
 static struct rpc_client *client;
 static struct token_dist dist;
@@ -50,10 +50,10 @@ static int start_with_liar(void **state)
 
 static int start_with_service(const char *proposer, bool ahead)
 {
-    service_start(&drafter, "proposer-svc",
+    service_start(&draft_service, "proposer-svc",
                   (const char *[]){"--proposer", proposer, "--cascade", "suffix,draft",
                                    "--draft-model", SMALL, NULL});
-    start_verifier(LARGE, drafter.target, ahead);
+    start_verifier(LARGE, draft_service.target, ahead);
     token_dist_learn(&dist, client, false, 2);
     return 0;
 }
@@ -76,7 +76,7 @@ static int stop(void **state)
     (void)state;
     rpc_client_free(client);
     service_stop(&verifier);
-    service_stop(&drafter);
+    service_stop(&draft_service);
     liar_stop(liar);
     liar = NULL;
     return 0;

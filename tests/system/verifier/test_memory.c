@@ -165,13 +165,13 @@ static void a_pool_beyond_all_memory_is_refused_with_both_numbers(void **state)
     assert_in_range(fits, room / 2, room);
 }
 
-static void memory_reserved_by_a_drafter_is_named(void **state)
+static void memory_reserved_by_a_proposer_is_named(void **state)
 {
     (void)state;
     if (LIB_SANITIZED)
         skip(); // the sanitizer reserves more than the machine has
-    struct service drafter = {0};
-    service_start(&drafter, "proposer-svc",
+    struct service proposer = {0};
+    service_start(&proposer, "proposer-svc",
                   (const char *[]){"--proposer", "draft", "--draft-model", SMALL, "--draft-kv-mib",
                                    "2000", NULL});
     char target[128];
@@ -183,7 +183,7 @@ static void memory_reserved_by_a_drafter_is_named(void **state)
     const char *beside = strstr(text, " MiB available beside ");
     assert_non_null(beside);
     assert_in_range(strtoul(beside + 22, NULL, 10), 1990, 20000);
-    service_stop(&drafter);
+    service_stop(&proposer);
 }
 
 static void a_limit_of_address_space_is_respected(void **state)
@@ -291,7 +291,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(serving_takes_the_estimated_memory),
         cmocka_unit_test(a_pool_beyond_all_memory_is_refused_with_both_numbers),
-        cmocka_unit_test(memory_reserved_by_a_drafter_is_named),
+        cmocka_unit_test(memory_reserved_by_a_proposer_is_named),
         cmocka_unit_test(a_limit_of_address_space_is_respected),
         cmocka_unit_test(a_control_group_too_small_is_refused_not_killed),
     };

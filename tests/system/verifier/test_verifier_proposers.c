@@ -134,10 +134,10 @@ static void a_request_with_fixed_k_drafts_and_reports_its_rounds(void **state)
     service_stop(&p);
 }
 
-static double drafted_per_round(struct rpc_client *drafter, double before[2])
+static double drafted_per_round(struct rpc_client *proposer, double before[2])
 {
-    double tokens = metric_of(drafter, "tandem_drafter_draft_tokens_total");
-    double rounds = metric_of(drafter, "tandem_drafter_rounds_total");
+    double tokens = metric_of(proposer, "tandem_drafter_draft_tokens_total");
+    double rounds = metric_of(proposer, "tandem_drafter_rounds_total");
     double ratio = (tokens - before[0]) / (rounds - before[1]);
     before[0] = tokens;
     before[1] = rounds;
@@ -145,7 +145,7 @@ static double drafted_per_round(struct rpc_client *drafter, double before[2])
 }
 
 /* Returns the drafted tokens per round: all of them in ret[0], only likely ones in ret[1]. */
-static void run_with_p_min(struct rpc_client *c, struct rpc_client *drafter, double before[2],
+static void run_with_p_min(struct rpc_client *c, struct rpc_client *proposer, double before[2],
                            double ret[2])
 {
     struct wish w;
@@ -158,7 +158,7 @@ static void run_with_p_min(struct rpc_client *c, struct rpc_client *drafter, dou
     for (unsigned i = 0; i < 2; i++) {
         speculative.p_min = i ? 0.8F : 0;
         run_again(c, &w, a);
-        ret[i] = drafted_per_round(drafter, before);
+        ret[i] = drafted_per_round(proposer, before);
     }
 }
 
@@ -166,23 +166,23 @@ static void tokens_below_p_min_are_not_drafted(void **state)
 {
     (void)state;
     struct service p = {0}, s = {0};
-    struct rpc_client *c, *drafter;
+    struct rpc_client *c, *proposer;
     service_start(&p, "proposer-svc",
                   (const char *[]){"--proposer", "draft", "--draft-model", MODEL, NULL});
     service_start(&s, "verifier-svc",
                   (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "8",
                                    "--proposer-budget-ms", "250", "--proposers", p.target, NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
-    assert_int_equal(rpc_client_new(p.target, NULL, &drafter), 0);
+    assert_int_equal(rpc_client_new(p.target, NULL, &proposer), 0);
     double before[2] = {0, 0}, all_and_likely[2] = {0, 0};
     bool shorter = false;
     for (unsigned i = 0; i < TRIES && !shorter; i++) { // without drafts the ratios are NaN
-        run_with_p_min(c, drafter, before, all_and_likely);
+        run_with_p_min(c, proposer, before, all_and_likely);
         shorter = all_and_likely[1] > 0 && all_and_likely[1] < 0.7 * all_and_likely[0];
     }
     assert_true(shorter);
     rpc_client_free(c);
-    rpc_client_free(drafter);
+    rpc_client_free(proposer);
     service_stop(&s);
     service_stop(&p);
 }

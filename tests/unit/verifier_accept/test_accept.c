@@ -159,12 +159,12 @@ static bool draw_keyed(void *arg, uint32_t row, uint32_t *ret_token)
     return *ret_token != EOS;
 }
 
-enum drafter { NO_DRAFT, POINT, COUPLED, RANDOM, RANDOM_TREE };
+enum proposer { NO_DRAFT, POINT, COUPLED, RANDOM, RANDOM_TREE };
 
-/* What drafters do: always token 0; the target's own noise on other logits; anything. */
-static void make_draft(struct target *t, enum drafter kind, uint64_t *random, struct draft *ret)
+/* What proposers do: always token 0; the target's own noise on other logits; anything. */
+static void make_draft(struct target *t, enum proposer kind, uint64_t *random, struct draft *ret)
 {
-    static const float other[V] = {.3F, .2F, -.1F, .1F, -2}; // the drafter's own opinion
+    static const float other[V] = {.3F, .2F, -.1F, .1F, -2}; // the proposer's own opinion
     uint32_t n = kind == NO_DRAFT ? 0 : 4;
     for (uint32_t i = 0; i < n; i++) {
         *random = rng_splitmix64(*random);
@@ -182,7 +182,7 @@ static void make_draft(struct target *t, enum drafter kind, uint64_t *random, st
     ret->n = n;
 }
 
-static void generate(struct target *t, enum drafter kind, uint64_t seed, unsigned *ret_accepted)
+static void generate(struct target *t, enum proposer kind, uint64_t seed, unsigned *ret_accepted)
 {
     uint64_t random = seed;
     t->key = rng_key((int64_t)seed, 0);
@@ -224,14 +224,14 @@ static void any_draft_leaves_the_committed_tokens_as_they_are(void **state)
             .temperature = seed % 3 ? 0.8F : 0, .top_p = seed % 2 ? 1 : 0.9F, .repetition = 1};
         drafted.params = plain.params;
         generate(&plain, NO_DRAFT, seed, &accepted[NO_DRAFT]);
-        for (enum drafter kind = POINT; kind <= RANDOM_TREE; kind++) {
+        for (enum proposer kind = POINT; kind <= RANDOM_TREE; kind++) {
             generate(&drafted, kind, seed, &accepted[kind]);
             uint32_t n = plain.n < drafted.n ? plain.n : drafted.n; // the last round may overshoot
             assert_true(n >= N_OUT || (plain.n == drafted.n && plain.out[n - 1] == EOS));
             assert_memory_equal(plain.out, drafted.out, n * sizeof(uint32_t));
         }
     }
-    for (enum drafter kind = POINT; kind <= RANDOM_TREE; kind++)
+    for (enum proposer kind = POINT; kind <= RANDOM_TREE; kind++)
         assert_true(accepted[kind] > 0); // or the test would show nothing
     assert_true(accepted[COUPLED] > 2 * accepted[RANDOM]);
 }
@@ -265,7 +265,7 @@ static bool draw_or_redraw(void *arg, uint32_t row, uint32_t *ret_token)
     return goes_on;
 }
 
-static double chi2_of(enum drafter kind, uint64_t n_wanted)
+static double chi2_of(enum proposer kind, uint64_t n_wanted)
 {
     AUTO(dist_free) struct dist *dist = must_dist();
     struct target t = {.dist = dist, .logits = (const float(*)[V])flat};
@@ -299,15 +299,15 @@ static int prepare_flat(void **state)
     return 0;
 }
 
-static void the_distribution_is_the_targets_for_every_drafter(void **state)
+static void the_distribution_is_the_targets_for_every_proposer(void **state)
 {
     (void)state;
-    const enum drafter kinds[] = {POINT, COUPLED, RANDOM_TREE};
+    const enum proposer kinds[] = {POINT, COUPLED, RANDOM_TREE};
     uint64_t n = lib_amount(50000, 150000, 10000000);
     for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
         double x = chi2_of(kinds[i], n);
         if (x > CHI_SQUARE_MAX)
-            fail_msg("drafter %d: chi-square %.1f", kinds[i], x);
+            fail_msg("proposer %d: chi-square %.1f", kinds[i], x);
     }
 }
 
@@ -319,10 +319,10 @@ static double kept_share(const double p[V], const double q[V], bool own_noise, u
     AUTO(dist_free) struct dist *dist = must_dist();
     struct target t = {.dist = dist, .logits = (const float(*)[V])flat};
     t.params = (struct dist_params){.temperature = 1, .top_p = 1, .repetition = 1};
-    float drafters[V];
+    float proposers[V];
     uint64_t n_kept = 0;
     for (int k = 0; k < V; k++) {
-        drafters[k] = (float)log(q[k]);
+        proposers[k] = (float)log(q[k]);
         for (int i = 0; i < V; i++)
             flat[i][k] = (float)log(p[k]);
     }
@@ -330,7 +330,7 @@ static double kept_share(const double p[V], const double q[V], bool own_noise, u
         struct accept_result r;
         t.n = 1;
         t.key = rng_key((int64_t)i, 0);
-        dist_set(dist, drafters, &t.params, NULL, NULL);
+        dist_set(dist, proposers, &t.params, NULL, NULL);
         uint32_t token = dist_draw(dist, own_noise ? ~t.key : t.key, t.n);
         accept_own_draw(&(struct draft){.n = 1, .tokens = {token}, .parents = {-1}}, draw_keyed, &t,
                         &r);
@@ -389,7 +389,7 @@ int main(void)
         cmocka_unit_test(an_end_that_was_not_drafted_is_a_correction),
         cmocka_unit_test(every_path_of_a_tree_can_be_accepted),
         cmocka_unit_test(any_draft_leaves_the_committed_tokens_as_they_are),
-        cmocka_unit_test_setup(the_distribution_is_the_targets_for_every_drafter, prepare_flat),
+        cmocka_unit_test_setup(the_distribution_is_the_targets_for_every_proposer, prepare_flat),
         cmocka_unit_test_setup(the_chi_square_sees_a_wrong_rule, prepare_flat),
         cmocka_unit_test(coupled_drafts_are_accepted_as_often_as_the_formula_says),
     };

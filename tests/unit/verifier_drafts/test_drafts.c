@@ -32,8 +32,7 @@ static void a_proposer_with_the_old_name_is_the_one_that_is_meant(void **state)
     (void)state;
     for (unsigned old = 0; old < 2; old++) {
         struct drafts_config c = {.n_targets = 2, .n_vocab = 16, .max_sequences = 1};
-        c.targets[old] =
-            (struct drafts_target){.name = "chain", .target = "unix:/nonexistent/old"};
+        c.targets[old] = (struct drafts_target){.name = "chain", .target = "unix:/nonexistent/old"};
         c.targets[!old] =
             (struct drafts_target){.name = "cascade", .target = "unix:/nonexistent/new"};
         AUTO(drafts_free) struct drafts *d = NULL;
