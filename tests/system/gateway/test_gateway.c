@@ -122,6 +122,30 @@ static void absent_parameters_are_left_to_the_verifier(void **state)
     tandem__v1__generate_request__free_unpacked(q, NULL);
 }
 
+/* Whether a chat with tools asks the verifier to show n special tokens. */
+static bool shows(unsigned n)
+{
+    http_answer_is(
+        stage_chat("say 1", ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"),
+        200, "", "w0 ");
+    Tandem__V1__GenerateRequest *q = fake_verifier_request(stage.verifier);
+    bool is = q->n_shown_special == n;
+    for (size_t i = 0; i < 2 && is && n; i++) // those of reasoning are the first
+        is = memmem(q->shown_special[i].data, q->shown_special[i].len, "think>", 6) != NULL;
+    tandem__v1__generate_request__free_unpacked(q, NULL);
+    return is;
+}
+
+static void marks_of_reasoning_and_calls_are_shown_if_the_template_has_them(void **state)
+{
+    (void)state;
+    assert_true(shows(0));
+    fake_verifier_template(stage.verifier, "{# </think> <tool_call> #}" FAKE_TEMPLATE);
+    assert_true(stage_becomes(shows, 4));
+    fake_verifier_template(stage.verifier, FAKE_TEMPLATE);
+    assert_true(stage_becomes(shows, 0));
+}
+
 static void logprobs_come_in_both_shapes(void **state)
 {
     (void)state;
@@ -320,6 +344,7 @@ int main(void)
         cmocka_unit_test(a_completion_takes_text_or_tokens),
         cmocka_unit_test(every_parameter_reaches_the_verifier),
         cmocka_unit_test(absent_parameters_are_left_to_the_verifier),
+        cmocka_unit_test(marks_of_reasoning_and_calls_are_shown_if_the_template_has_them),
         cmocka_unit_test(logprobs_come_in_both_shapes),
         cmocka_unit_test(a_prompt_of_a_megabyte_is_accepted),
         cmocka_unit_test(an_unknown_model_is_404),
