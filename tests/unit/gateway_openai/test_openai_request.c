@@ -530,7 +530,7 @@ static void check_shortage(int rc, unsigned n, const char *body)
         fail_msg("allocation %u of %s: %d, status %d: %s", n, body, rc, fault.status, fault.text);
 }
 
-/* Of our own allocations; jansson 2.14 itself may crash where it has no memory. */
+/* jansson uses other allocators and is not tested: version 2.14 may crash without memory. */
 static void a_failed_allocation_is_not_the_clients_fault(void **state)
 {
     (void)state;
