@@ -7,9 +7,9 @@ command_build() {
     for preset in "${@:-release}"; do
         case $preset in
         release) ;;
-        dev | asan | tsan) need_packages libcmocka-dev ;;
+        dev | asan | tsan | coverage) need_packages libcmocka-dev ;;
         fuzz) need_packages libcmocka-dev "${PACKAGES_FUZZ[@]}" ;;
-        *) die "there is no preset $preset; the presets are release, dev, asan, tsan and fuzz" ;;
+        *) die "there is no preset $preset; the presets are release, dev, asan, tsan, coverage and fuzz" ;;
         esac
         build "$preset"
     done

@@ -8,7 +8,8 @@
 #pragma once
 #include <stdlib.h>
 
-/* Calls free_fn when the variable leaves its scope. `unused`: some variables are only freed. */
+/* Calls free_fn when the variable leaves its scope. `unused`: some variables are only freed.
+ * The variable has an initialiser, so each return of the scope frees a defined value. */
 #define AUTO(free_fn) __attribute__((cleanup(free_fn##_auto), unused))
 
 /* Makes free_fn usable with AUTO(). It takes a pointer and accepts NULL. */

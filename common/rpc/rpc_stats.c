@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include "base/clock.h"
+#include "base/mem.h"
 #include "base/metrics.h"
 #include "rpc/rpc_stats.h"
 
@@ -42,7 +43,7 @@ static void stats_start(struct rpc_call *c, struct rpc_msg *req)
         return;
     protobuf_c_message_free_unpacked(m, NULL);
 
-    __attribute__((cleanup(buf_done_auto))) struct buf text;
+    AUTO(buf_done) struct buf text = {0};
     buf_init(&text, MAX_TEXT);
     Tandem__V1__StatsReply reply = TANDEM__V1__STATS_REPLY__INIT;
     pthread_mutex_lock(&st->mu);

@@ -3,6 +3,7 @@
 #include <string.h>
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/mem.h"
 #include "text/spm.h"
 #include "text/utf8.h"
 
@@ -149,7 +150,7 @@ static size_t word_end(const char *text, size_t len, size_t at)
 int spm_encode(const struct spm *s, const char *text, size_t len, bool fresh, struct merge *work,
                struct ids *to)
 {
-    struct buf prepared __attribute__((cleanup(buf_done_auto)));
+    AUTO(buf_done) struct buf prepared = {0};
     buf_init(&prepared, len + 1);
     int r = prepare_text(s, text, len, fresh, &prepared);
     for (size_t at = 0, end; r == 0 && at < prepared.len; at = end) {

@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "base/rng.h"
 #include "text/bpe.h"
 #include "text/special.h"
@@ -413,7 +414,7 @@ int tok_decode(const struct tok *t, const uint32_t *ids, size_t n, bool special,
                size_t *ret_len)
 {
     bool fresh = t->vocab.model == VOCAB_SPM && t->spm.add_space_prefix;
-    struct buf text __attribute__((cleanup(buf_done_auto)));
+    AUTO(buf_done) struct buf text = {0};
     buf_init(&text, SIZE_MAX / 2);
     for (size_t i = 0; i < n; i++) {
         if (ids[i] >= t->vocab.n)

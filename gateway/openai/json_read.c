@@ -195,16 +195,21 @@ json_t *json_read_parse(const char *s, size_t len, size_t flags, json_error_t *e
     AUTO(buf_done) struct buf longer = {0};
     buf_init(&longer, SIZE_MAX / 2);
     add_exponents(&longer, s, len);
-    return longer.error ? NULL : json_loadb(longer.data, longer.len, flags, e);
+    if (!longer.error)
+        return json_loadb(longer.data, longer.len, flags, e);
+    e->text[sizeof(e->text) - 1] = json_error_out_of_memory; // where jansson keeps its code
+    return NULL;
 }
 
 int json_read_body(struct json_read *r, const char *body, size_t len, json_t **ret)
 {
-    json_error_t e;
+    json_error_t e = {0};
     int rc = json_read_shape(r, "", body, len);
     if (rc < 0)
         return rc;
     AUTO(json_decref_own) json_t *j = json_read_parse(body, len, JSON_REJECT_DUPLICATES, &e);
+    if (!j && json_error_code(&e) == json_error_out_of_memory)
+        return json_read_no_memory(r);
     if (!j)
         return json_read_refuse(r, "", "the body is not valid JSON: %s (line %d, column %d)",
                                 e.text, e.line, e.column);

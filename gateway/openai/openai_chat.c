@@ -21,10 +21,12 @@ static int read_arguments(struct openai_read *r, json_t *call, const char *name)
     int rc = json_read_shape(r->json, name, text, strlen(text));
     if (rc < 0)
         return rc;
-    json_error_t e;
+    json_error_t e = {0};
     AUTO(json_decref_own)
     json_t *opened =
         json_read_parse(text, strlen(text), 0, &e); // of repeated keys the last one counts
+    if (!opened && json_error_code(&e) == json_error_out_of_memory)
+        return json_read_no_memory(r->json);
     if (!opened)
         return json_read_refuse(r->json, name, "%s.function.arguments is not valid JSON", name);
     return 0;

@@ -49,7 +49,7 @@ bool text_cursor_until(struct text_cursor *t, const char *word, struct text_curs
 
 int text_cursor_json(struct text_cursor *t, json_t **ret)
 {
-    json_error_t e;
+    json_error_t e = {0};
     text_cursor_skip_space(t);
     json_t *v = json_loadb(t->data, t->len,
                            JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &e);

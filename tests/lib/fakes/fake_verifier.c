@@ -168,6 +168,13 @@ static void send_held(struct rpc_call *c)
     send_finished(c, 1, " back");
 }
 
+/* An event of a kind that this protocol does not have. */
+static void send_newer(struct rpc_call *c)
+{
+    Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
+    rpc_call_send(c, rpc_pack(&e.base));
+}
+
 static void kill_self(struct rpc_call *c)
 {
     (void)c;
@@ -203,6 +210,8 @@ static void run_script(struct rpc_call *c, struct script *p, const char *what,
         const ProtobufCBinaryData text = rpc_text("x");
         send_tokens(c, &text, 1, 5);
     } else if (strcmp(word, "stall") != 0) {
+        if (strcmp(word, "newer") == 0)
+            send_newer(c);
         send_words(c, n, strcmp(word, "run") == 0);
         if (strcmp(word, "die") == 0)
             rpc_call_after(c, 20, kill_self);

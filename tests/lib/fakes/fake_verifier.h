@@ -14,6 +14,7 @@
  *     short N        N tokens, then status OK without a finish
  *     status CODE    the call ends with that gRPC status and a sentence
  *     garbage        bytes that are not a message
+ *     newer N        an event of no known kind, then as say
  *     choice         an event for a choice that was not requested
  * Prompts are echoed if the request wants it. Tokenize returns one token per byte; it does not
  * answer "stall", and ends "lost" with UNAVAILABLE. The chat template renders the last message's

@@ -122,6 +122,30 @@ static void absent_parameters_are_left_to_the_verifier(void **state)
     tandem__v1__generate_request__free_unpacked(q, NULL);
 }
 
+/* Whether a chat with tools asks the verifier to show n special tokens. */
+static bool shows(unsigned n)
+{
+    http_answer_is(
+        stage_chat("say 1", ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"),
+        200, "", "w0 ");
+    Tandem__V1__GenerateRequest *q = fake_verifier_request(stage.verifier);
+    bool is = q->n_shown_special == n;
+    for (size_t i = 0; i < 2 && is && n; i++) // those of reasoning are the first
+        is = memmem(q->shown_special[i].data, q->shown_special[i].len, "think>", 6) != NULL;
+    tandem__v1__generate_request__free_unpacked(q, NULL);
+    return is;
+}
+
+static void marks_of_reasoning_and_calls_are_shown_if_the_template_has_them(void **state)
+{
+    (void)state;
+    assert_true(shows(0));
+    fake_verifier_template(stage.verifier, "{# </think> <tool_call> #}" FAKE_TEMPLATE);
+    assert_true(stage_becomes(shows, 4));
+    fake_verifier_template(stage.verifier, FAKE_TEMPLATE);
+    assert_true(stage_becomes(shows, 0));
+}
+
 static void logprobs_come_in_both_shapes(void **state)
 {
     (void)state;
@@ -183,6 +207,13 @@ static void small_endpoints_answer(void **state)
         {"GET", "/v1/spec_decode/metrics", NULL, 200, "\"acceptance_rate_overall\":0.75"},
         {"POST", "/tokenize", "{\"prompt\":\"ab\"}", 200, "{\"count\":2,\"tokens\":[97,98]}"},
         {"POST", "/detokenize", "{\"tokens\":[97,98]}", 200, "{\"prompt\":\"ab\"}"},
+        {"POST", "/tokenize", "{}", 400, "prompt is missing"},
+        {"POST", "/tokenize", "{\"prompt\":1}", 400, "prompt must be a string, not an integer"},
+        {"POST", "/tokenize", "{\"prompt\":\"a\",\"model\":\"other\"}", 404, "model_not_found"},
+        {"POST", "/detokenize", "{\"tokens\":[]}", 400, "tokens must be an array of token ids"},
+        {"POST", "/detokenize", "{\"tokens\":[1],\"model\":\"other\"}", 404, "model_not_found"},
+        {"GET", "/v1/responses/resp_1", NULL, 404, "responses are not stored"},
+        {"POST", "/v1/responses", "{\"input\":\"say 1\"}", 200, "\"text\":\"w0 \""},
         {"GET", "/ui/app.js", NULL, 200, "import "},
         {"GET", "/ui/nowhere.js", NULL, 404, "no such file"},
         {"GET", "/nowhere", NULL, 404, "no such path"},
@@ -313,6 +344,7 @@ int main(void)
         cmocka_unit_test(a_completion_takes_text_or_tokens),
         cmocka_unit_test(every_parameter_reaches_the_verifier),
         cmocka_unit_test(absent_parameters_are_left_to_the_verifier),
+        cmocka_unit_test(marks_of_reasoning_and_calls_are_shown_if_the_template_has_them),
         cmocka_unit_test(logprobs_come_in_both_shapes),
         cmocka_unit_test(a_prompt_of_a_megabyte_is_accepted),
         cmocka_unit_test(an_unknown_model_is_404),

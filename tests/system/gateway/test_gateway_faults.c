@@ -16,10 +16,22 @@ static void statuses_of_the_verifier_become_http_statuses(void **state)
     static const struct {
         unsigned code;
         int status;
-    } v[] = {{3, 400}, {4, 504}, {5, 404}, {8, 429}, {12, 501}, {13, 500}};
+        const char *type;
+    } v[] = {
+        {1, 503, "server_error"},           {2, 500, "server_error"},
+        {3, 400, "invalid_request_error"},  {4, 504, "server_error"},
+        {5, 404, "invalid_request_error"},  {6, 409, "invalid_request_error"},
+        {7, 403, "invalid_request_error"},  {8, 429, "rate_limit_error"},
+        {9, 400, "invalid_request_error"},  {10, 409, "invalid_request_error"},
+        {11, 400, "invalid_request_error"}, {12, 501, "server_error"},
+        {13, 500, "server_error"},          {15, 500, "server_error"},
+        {16, 401, "invalid_request_error"},
+    };
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
-        char what[32];
+        char what[32], type[48];
         snprintf(what, sizeof(what), "status %u", v[i].code);
+        snprintf(type, sizeof(type), "\"type\":\"%s\"", v[i].type);
+        http_answer_is(stage_chat(what, ""), v[i].status, "", type);
         is_error(stage_chat(what, ""), v[i].status, NULL, "as you asked");
         is_error(stage_chat(what, ",\"stream\":true"), v[i].status, NULL, "as you asked");
     }
@@ -51,12 +63,60 @@ static void a_malformed_answer_ends_only_its_request(void **state)
             free(error);
             error = event;
         }
+        assert_non_null(event); // an error does not replace [DONE]
         assert_non_null(error);
         assert_non_null(strstr(error, "\"error\":{\"message\":\"the verifier"));
         free(event);
         free(error);
         http_client_close(&c);
     }
+    stage_still_serves();
+}
+
+static void a_response_that_fails_ends_with_its_own_event(void **state)
+{
+    (void)state;
+    struct http_client c = http_client_open(stage.port);
+    http_client_ask(&c, "POST /v1/responses", "", "{\"input\":\"short 2\",\"stream\":true}");
+    assert_int_equal(http_client_read_head(&c, 20000), 200);
+    char *event, *last = NULL;
+    while ((event = http_client_event(&c, 10000, NULL))) {
+        free(last);
+        last = event;
+    }
+    assert_non_null(strstr(last, "\"type\":\"response.failed\""));
+    assert_non_null(strstr(last, "\"status\":\"failed\",\"error\":{\"code\":\"server_error\","
+                                 "\"message\":\"the verifier ended the answer too early\"}"));
+    assert_non_null(strstr(last, "\"usage\":null"));
+    free(last);
+    http_client_close(&c);
+}
+
+static void an_event_of_a_newer_verifier_is_ignored(void **state)
+{
+    (void)state;
+    http_answer_is(stage_chat("newer 2", ""), 200, "", "\"content\":\"w0 w1 \"");
+}
+
+static bool draining_is_seen(unsigned want)
+{
+    struct http_answer a = http_call(stage.port, "GET", "/health", NULL);
+    bool seen = (strstr(a.body, "\"state\":\"draining\"") != NULL) == want;
+    http_answer_done(&a);
+    return seen;
+}
+
+static void a_verifier_that_drains_gets_no_requests(void **state)
+{
+    (void)state;
+    const char *why = "the verifier is shutting down";
+    fake_verifier_state(stage.verifier, TANDEM__V1__MODEL_INFO__STATE__DRAINING, 1);
+    assert_true(stage_becomes(draining_is_seen, true));
+    is_error(stage_chat("say 1", ""), 503, NULL, why);
+    is_error(http_call(stage.port, "POST", "/tokenize", "{\"prompt\":\"x\"}"), 503, NULL, why);
+    is_error(http_call(stage.port, "POST", "/detokenize", "{\"tokens\":[1]}"), 503, NULL, why);
+    fake_verifier_state(stage.verifier, TANDEM__V1__MODEL_INFO__STATE__READY, 1);
+    assert_true(stage_becomes(draining_is_seen, false));
     stage_still_serves();
 }
 
@@ -83,6 +143,10 @@ static void no_verifier_is_503_immediately(void **state)
     for (unsigned i = 1; i < TRIES && took_us >= 900000; i++)
         took_us = refusals_us(at);
     assert_true(took_us < 900000);
+    const char *why = "no verifier can be reached";
+    is_error(http_call(at, "GET", "/v1/models", NULL), 503, NULL, why);
+    is_error(http_call(at, "GET", "/v1/models/default", NULL), 404, "model", "'default'");
+    is_error(http_call(at, "GET", "/v1/spec_decode/metrics", NULL), 503, NULL, why);
     child_stop(&s);
 }
 
@@ -237,6 +301,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(statuses_of_the_verifier_become_http_statuses),
         cmocka_unit_test(details_of_a_lost_verifier_are_in_the_log_only),
         cmocka_unit_test(a_malformed_answer_ends_only_its_request),
+        cmocka_unit_test(a_response_that_fails_ends_with_its_own_event),
+        cmocka_unit_test(an_event_of_a_newer_verifier_is_ignored),
+        cmocka_unit_test(a_verifier_that_drains_gets_no_requests),
         cmocka_unit_test(no_verifier_is_503_immediately),
         cmocka_unit_test(a_killed_verifier_ends_streams_and_comes_back),
         cmocka_unit_test(a_verifier_of_another_version_is_refused_until_it_matches),

@@ -103,7 +103,7 @@ static void a_traced_value_is_the_exemplar_of_its_bucket_on_request(void **state
     metrics_observe_traced(h, 1.5, TRACE);
     HAS("tandem_e_seconds_bucket{le=\"1\"} 1\ntandem_e_seconds_bucket{le=\"2\"} 3\n"
         "tandem_e_seconds_bucket{le=\"+Inf\"} 3\ntandem_e_seconds_sum 3.75\n");
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 4 << 20);
     metrics_render_examples(&b);
     assert_non_null(strstr(b.data, "tandem_e_seconds_bucket{le=\"1\"} 1\n"));

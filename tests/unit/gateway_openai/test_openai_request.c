@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "gateway/openai/json_read.h"
 #include "gateway/openai/openai_request.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
 static struct openai_request q;
@@ -280,8 +281,9 @@ static void biases_name_tokens(void **state)
     assert_int_equal(chat(HI ",\"logit_bias\":{\"5\":-100,\"7\":2.5}"), 0);
     assert_int_equal(q.n_bias, 2);
     openai_request_done(&q);
-    static const char *const bad[] = {"\"x\":1",        "\"-1\":1",  "\"1 \":1",   "\"\":1",
-                                      "\"99999999\":1", "\"1\":101", "\"1\":\"2\""};
+    static const char *const bad[] = {"\"x\":1",     "\"-1\":1",        "\"1 \":1",
+                                      "\"\":1",      "\"99999999\":1",  "\"1\":101",
+                                      "\"1\":\"2\"", "\"4294967297\":1"}; // 1 in 32 bits
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         AUTO(mem_free) char *text = NULL;
         assert_true(asprintf(&text, HI ",\"logit_bias\":{%s}", bad[i]) > 0);
@@ -347,6 +349,57 @@ static void speculation_limits_are_checked(void **state)
     refused(chat(HI ",\"speculative\":{\"p_min\":1.5}"), "speculative.p_min");
     refused(chat(HI ",\"speculative\":{\"p_min\":\"1\"}"), "speculative.p_min");
     refused(chat(HI ",\"speculative\":{\"n_min\":65}"), "speculative.n_min");
+}
+
+/* What the tests above leave out: members of a wrong type, lists that are too long. */
+static void wrong_members_are_refused_by_name(void **state)
+{
+    (void)state;
+#define CALLS(list) "\"messages\":[{\"role\":\"assistant\",\"tool_calls\":" list "}]"
+#define SIXTEEN "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
+    static const struct {
+        const char *members, *param, *text;
+    } v[] = {
+        {CALLS("{}"), "messages[0].tool_calls", "must be an array, not an object"},
+        {CALLS("[1]"), "messages[0].tool_calls[0]", "must be an object with a name"},
+        {CALLS("[{\"function\":{}}]"), "messages[0].tool_calls[0]",
+         "must be an object with a name"},
+        {HI ",\"tools\":{}", "tools", "must be an array, not an object"},
+        {HI ",\"tool_choice\":\"some\"", "tool_choice", "must be \"auto\" or \"none\""},
+        {HI ",\"chat_template_kwargs\":[]", "chat_template_kwargs", "must be an object"},
+        {HI ",\"chat_template_kwargs\":{\"eos_token\":1}", "chat_template_kwargs", "may not set"},
+        {HI ",\"stop_token_ids\":1", "stop_token_ids", "must be an array of at most"},
+        {HI ",\"stop_token_ids\":[" SIXTEEN SIXTEEN SIXTEEN SIXTEEN "1]", "stop_token_ids",
+         "must be an array of at most"},
+        {HI ",\"stop_token_ids\":[5,-1]", "stop_token_ids[1]", "must be a token id"},
+        {HI ",\"logit_bias\":[]", "logit_bias", "must be an object of at most"},
+        {HI ",\"stream_options\":{}", "stream_options", "only allowed with stream"},
+        {HI ",\"stream\":true,\"stream_options\":1", "stream_options", "must be an object"},
+        {HI ",\"speculative\":1", "speculative", "must be an object"},
+        {HI ",\"speculative\":{\"proposer\":1}", "speculative.proposer", "must be a string"},
+        {HI ",\"speculative\":{\"proposer\":\"" SIXTY_FOUR "4\"}", "speculative.proposer",
+         "longer than 64 bytes"},
+        {HI ",\"prediction\":{\"type\":\"x\"}", "prediction", "of type \"content\""},
+        {HI ",\"prediction\":1", "prediction", "of type \"content\""},
+        {"\"messages\":[{\"role\":\"user\",\"content\":[1]}]", "messages[0].content",
+         "[0] must be an object with a type"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        refused(chat(v[i].members), v[i].param);
+        if (!strstr(fault.text, v[i].text))
+            fail_msg("%s\n is refused with: %s", v[i].members, fault.text);
+    }
+    refused(completion("\"prompt\":\"x\",\"add_special_tokens\":1"), "add_special_tokens");
+    refused(completion("\"prompt\":[5,-1]"), "prompt[1]");
+    refused(completion("\"prompt\":[[]]"), "prompt[0]");
+}
+
+static void empty_arguments_are_no_arguments(void **state)
+{
+    (void)state;
+    assert_int_equal(chat(CALLS("[{\"function\":{\"name\":\"f\",\"arguments\":\"\"}}]")), 0);
+    assert_non_null(strstr(q.template_vars, "\"arguments\":\"{}\""));
+    openai_request_done(&q);
 }
 
 static void answers_are_split_unless_disabled(void **state)
@@ -444,6 +497,60 @@ static void bodies_need_no_nul_at_the_end(void **state)
     }
 }
 
+/* A request with everything that its kind can hold. */
+static const struct {
+    enum openai_kind kind;
+    const char *body;
+} full[] = {
+    {OPENAI_COMPLETION,
+     "{\"model\":\"m\",\"prompt\":[\"x\",[1,2]],\"stop\":[\"a\",\"b\"],\"user\":\"u\","
+     "\"cache_salt\":\"s\",\"logit_bias\":{\"5\":1},\"prediction\":{\"type\":"
+     "\"content\",\"content\":[{\"type\":\"text\",\"text\":\"p\"}]},"
+     "\"speculative\":{\"proposer\":\"n\",\"rule\":\"own\"}}"},
+    {OPENAI_CHAT,
+     "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"}]},"
+     "{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\",\"function\":{\"name\":\"f\","
+     "\"arguments\":\"{\\\"a\\\":9223372036854775808}\"}}]},{\"role\":\"tool\",\"tool_call_id\":"
+     "\"c\",\"content\":\"1\"}],"
+     "\"tools\":[{\"function\":{\"name\":\"f\"}}],\"reasoning_effort\":\"low\","
+     "\"seed\":9223372036854775807,\"x\":9223372036854775808,"
+     "\"chat_template_kwargs\":{\"a\":1}}"},
+    {OPENAI_RESPONSES,
+     "{\"instructions\":\"i\",\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\","
+     "\"text\":\"a\"}]},{\"type\":\"reasoning\",\"content\":[{\"type\":\"reasoning_text\",\"text\":"
+     "\"r\"}]},"
+     "{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\",\"arguments\":\"{}\"},"
+     "{\"type\":\"function_call_output\",\"call_id\":\"c\",\"output\":\"1\"}],"
+     "\"tools\":[{\"type\":\"function\",\"name\":\"f\"}],\"reasoning\":{\"effort\":\"low\"}}"},
+};
+
+static void check_shortage(int rc, unsigned n, const char *body)
+{
+    if (rc != -ENOMEM || fault.status != 500)
+        fail_msg("allocation %u of %s: %d, status %d: %s", n, body, rc, fault.status, fault.text);
+}
+
+/* jansson uses other allocators and is not tested: version 2.14 may crash without memory. */
+static void a_failed_allocation_is_not_the_clients_fault(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(full); i++) {
+        size_t len = strlen(full[i].body);
+        unsigned n = 0;
+        bool failed = true;
+        while (failed) {
+            failing_at(++n);
+            int rc = openai_request_parse(full[i].kind, full[i].body, len, &q, &fault);
+            if ((failed = failing_has_failed()))
+                check_shortage(rc, n, full[i].body);
+            else
+                assert_int_equal(rc, 0);
+        }
+        openai_request_done(&q);
+        assert_true(n > 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -467,12 +574,15 @@ int main(void)
         cmocka_unit_test(unsupported_fields_are_refused),
         cmocka_unit_test(neutral_values_of_unsupported_fields_are_accepted),
         cmocka_unit_test(speculation_limits_are_checked),
+        cmocka_unit_test(wrong_members_are_refused_by_name),
+        cmocka_unit_test(empty_arguments_are_no_arguments),
         cmocka_unit_test(answers_are_split_unless_disabled),
         cmocka_unit_test(effort_reaches_the_template),
         cmocka_unit_test(depth_is_limited_before_parsing),
         cmocka_unit_test(the_number_of_values_is_limited),
         cmocka_unit_test(arguments_of_calls_count_with_the_body),
         cmocka_unit_test(bodies_need_no_nul_at_the_end),
+        cmocka_unit_test(a_failed_allocation_is_not_the_clients_fault),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -66,6 +66,90 @@ static void reasoning_without_an_answer_is_a_message(void **state)
     assert_string_equal(fault.param, "input[0].content");
 }
 
+static void wrong_fields_are_refused_by_name(void **state)
+{
+    (void)state;
+#define CALL "\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\""
+#define X "\"input\":\"x\","
+    static const struct {
+        const char *members, *param, *text;
+    } v[] = {
+        {"\"x\":1", "input", "input is missing"},
+        {"\"input\":1", "input", "must be a string or an array of 1 to"},
+        {"\"input\":[]", "input", "must be a string or an array of 1 to"},
+        {"\"input\":[1]", "input[0]", "must be an object with a type or a role"},
+        {"\"input\":[{\"type\":1}]", "input[0]", "must be an object with a type or a role"},
+        {"\"input\":[{\"type\":\"image\"}]", "input[0]", "is of type 'image'"},
+        {"\"input\":[{\"content\":\"x\"}]", "input[0]", "role must be a string"},
+        {"\"input\":[{\"role\":\"user\"}]", "input[0].content", "is missing"},
+        {"\"input\":[{\"role\":\"user\",\"content\":[1]}]", "input[0].content",
+         "[0] must be an object with a type"},
+        {"\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]", "input[0].content",
+         "[0].text must be a string"},
+        {"\"input\":[{\"role\":\"king\",\"content\":\"x\"}]", "input", "role is 'king'"},
+        {"\"input\":[{" CALL "}]", "input[0]", "must have call_id, name and arguments"},
+        {"\"input\":[{" CALL ",\"arguments\":\"{\"}]", "input", "is not valid JSON"},
+        {"\"input\":[{\"type\":\"function_call_output\"}]", "input[0]", "a call_id and an output"},
+        {"\"input\":[{\"type\":\"function_call_output\",\"call_id\":\"c\",\"output\":1}]",
+         "input[0].output", "must be a string or an array of parts"},
+        {X "\"instructions\":1", "instructions", "must be a string, not an integer"},
+        {X "\"tools\":{}", "tools", "must be an array, not an object"},
+        {X "\"tools\":[{\"type\":\"web_search\"}]", "tools[0]", "no other is served"},
+        {X "\"tools\":[1]", "tools[0]", "must be of type function"},
+        {X "\"tools\":[{\"type\":\"function\"}]", "tools[0]", "name must be a string"},
+        {X "\"tool_choice\":\"required\"", "tool_choice", "a forced tool call is not served"},
+        {X "\"text\":1", "text", "must be an object, not an integer"},
+        {X "\"text\":{\"format\":{\"type\":\"json_schema\"}}", "text.format", "is not served"},
+        {X "\"text\":{\"format\":{\"type\":1}}", "text.format", "is not served"},
+        {X "\"include\":{}", "include", "must be an array, not an object"},
+        {X "\"include\":[1]", "include", "include[0] must be a string"},
+        {X "\"include\":[],\"top_logprobs\":2", "top_logprobs", "needs include"},
+        {X "\"store\":true", "store", "nothing is stored"},
+        {X "\"background\":true", "background", "nothing is stored"},
+        {X "\"store\":1", "store", "must be true or false"},
+        {X "\"previous_response_id\":\"r\"", "previous_response_id", "send the whole input"},
+        {X "\"conversation\":\"c\"", "conversation", "send the whole input"},
+        {X "\"prompt\":{}", "prompt", "send the whole input"},
+        {X "\"truncation\":\"auto\"", "truncation", "other than disabled"},
+        {X "\"reasoning\":{\"effort\":1}", "reasoning_effort", "must be a string"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        AUTO(mem_free) char *body = NULL;
+        assert_true(asprintf(&body, "{%s}", v[i].members) > 0);
+        assert_int_equal(response(body), -EINVAL);
+        assert_int_equal(fault.status, 400);
+        if (strcmp(fault.param, v[i].param) != 0 || !strstr(fault.text, v[i].text))
+            fail_msg("%s\n is refused for %s: %s", body, fault.param, fault.text);
+    }
+}
+
+static void fields_reach_the_template(void **state)
+{
+    (void)state;
+    static const char body[] =
+        "{\"instructions\":\"Be brief\",\"input\":[{\"role\":\"user\",\"content\":\"x\"},{" CALL
+        ",\"arguments\":\"\"}],\"tools\":[{\"type\":\"function\",\"name\":\"f\",\"description\":"
+        "\"d\","
+        "\"parameters\":{}}],\"reasoning\":{\"effort\":\"low\"},\"chat_template_kwargs\":{\"a\":1},"
+        "\"include\":[\"message.output_text.logprobs\"],\"top_logprobs\":2,\"truncation\":"
+        "\"disabled\","
+        "\"store\":false,\"text\":{\"format\":{\"type\":\"text\"}}}";
+    static const char *const want[] = {
+        "[{\"role\":\"system\",\"content\":\"Be brief\"},{\"role\":\"user\",\"content\":\"x\"}",
+        "\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}",
+        "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"d\","
+        "\"parameters\":{}}}]",
+        "\"reasoning_effort\":\"low\"", "\"a\":1"};
+    int rc = response(body);
+    if (rc < 0)
+        fail_msg("%s", fault.text);
+    for (size_t i = 0; i < ARRAY_LEN(want); i++)
+        if (!strstr(q.template_vars, want[i]))
+            fail_msg("%s\n is not in %s", want[i], q.template_vars);
+    assert_true(q.logprobs);
+    openai_request_done(&q);
+}
+
 static size_t allocated;
 
 static void *count(size_t n)
@@ -104,6 +188,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reasoning_belongs_to_the_calls_after_it),
         cmocka_unit_test(reasoning_without_an_answer_is_a_message),
+        cmocka_unit_test(wrong_fields_are_refused_by_name),
+        cmocka_unit_test(fields_reach_the_template),
         cmocka_unit_test(many_reasoning_items_of_one_answer_cost_as_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "base/buf.h"
 #include "base/err.h"
 #include "gateway/serve/auth.h"
 #include "lib/lib.h"
@@ -90,6 +91,45 @@ static void a_malformed_line_is_named_by_its_number(void **state)
             fail_msg("'%s' does not say '%s'", fail_text(), v[i].says);
         assert_null(strstr(fail_text(), ALICE)); // the log must not show the key
     }
+}
+
+#define SHA256_62 "221df437bc4f8c4d9718bd7a9ec4c1021c72fd69dfb2a5f568ecf4607c824b"
+
+/* The whole digest counts: the two differ in the last byte only. */
+static void a_key_is_known_by_its_whole_digest(void **state)
+{
+    (void)state;
+    AUTO(auth_free)
+    struct auth *a = auth_of("bob sha256:" SHA256_62 "ef\nalice sha256:" SHA256_62 "ee\n");
+    struct auth_guest *k;
+    assert_int_equal(auth_n_keys(a), 2);
+    assert_int_equal(enters(a, ALICE, 1, &k), 0);
+    auth_leave(k);
+    AUTO(auth_free) struct auth *other = auth_of("bob sha256:" SHA256_62 "ef\n");
+    assert_int_equal(enters(other, ALICE, 1, &k), -EACCES);
+    static const char *const wrong[] = {"alice sha256:" SHA256_62 "EE",
+                                        "alice sha256:" SHA256_62 "eg",
+                                        "alice sha256:" SHA256_62 "e"};
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        struct auth *none;
+        assert_int_equal(auth_new_text("keys", wrong[i], strlen(wrong[i]), &none), -EINVAL);
+        assert_non_null(strstr(fail_text(), "64 hex digits"));
+    }
+}
+
+static void the_number_of_keys_is_limited(void **state)
+{
+    (void)state;
+    AUTO(buf_done) struct buf text = {0};
+    buf_init(&text, 1 << 20);
+    for (unsigned i = 0; i < AUTH_MAX_KEYS; i++)
+        buf_printf(&text, "name%u sk-0123456789-%06u\n", i, i);
+    AUTO(auth_free) struct auth *all = auth_of(text.data);
+    assert_int_equal(auth_n_keys(all), AUTH_MAX_KEYS);
+    buf_puts(&text, "last " ALICE "\n");
+    struct auth *none;
+    assert_int_equal(auth_new_text("keys", text.data, text.len, &none), -EINVAL);
+    assert_non_null(strstr(fail_text(), "the file has more than 1024 keys"));
 }
 
 static void requests_per_minute_are_limited(void **state)
@@ -295,6 +335,8 @@ int main(void)
         cmocka_unit_test(a_known_key_is_accepted),
         cmocka_unit_test(a_digest_replaces_its_key),
         cmocka_unit_test(a_malformed_line_is_named_by_its_number),
+        cmocka_unit_test(a_key_is_known_by_its_whole_digest),
+        cmocka_unit_test(the_number_of_keys_is_limited),
         cmocka_unit_test(requests_per_minute_are_limited),
         cmocka_unit_test(concurrent_requests_are_limited),
         cmocka_unit_test(every_choice_of_a_request_counts),

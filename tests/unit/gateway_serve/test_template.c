@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "base/clock.h"
+#include "base/err.h"
 #include "gateway/serve/template.h"
 #include "lib/lib.h"
 
@@ -286,6 +287,51 @@ static void the_death_of_an_idle_helper_has_no_effect(void **state)
     still_renders();
 }
 
+/* What an own instance with one helper returns for this request; done is not called. */
+static void refused(int want, const char *vars, const char *part)
+{
+    assert_int_equal(template_render(t, "x", 1, vars, 0, keep, NULL), want);
+    if (!strstr(fail_text(), part))
+        fail_msg("%s", fail_text());
+}
+
+static void renderings_that_wait_are_limited(void **state)
+{
+    (void)state;
+    struct template *shared = t;
+    static struct outcome o[TEMPLATE_MAX_WAITING + 1];
+    pid_t busy[8];
+    assert_int_equal(template_new(1, 60000, &t), 0);
+    still_renders();
+    while (find_helpers('R', busy, 8))
+        poll(NULL, 0, 5);
+    begin(&o[0], ENDLESS, "{}");
+    while (!find_helpers('R', busy, 8)) // until it no longer waits
+        poll(NULL, 0, 5);
+    unsigned n = 1;
+    for (; n <= TEMPLATE_MAX_WAITING; n++)
+        begin(&o[n], "x", "{}");
+    refused(-EAGAIN, "{}", "1024 chats already wait for their templates");
+    template_stop(t);
+    for (unsigned i = 0; i < n; i++) {
+        wait_for(&o[i]);
+        assert_int_equal(o[i].err, -ECANCELED);
+        free(o[i].text);
+    }
+    refused(-EPIPE, "{}", "");
+    template_free(t);
+    t = shared;
+}
+
+static void a_request_over_the_limit_is_refused(void **state)
+{
+    (void)state;
+    AUTO(mem_free) char *vars = malloc(TEMPLATE_MAX_REQUEST + 1);
+    memset(vars, ' ', TEMPLATE_MAX_REQUEST);
+    vars[TEMPLATE_MAX_REQUEST] = 0;
+    refused(-EMSGSIZE, vars, "");
+}
+
 static void stopping_ends_renderings_immediately(void **state)
 {
     (void)state;
@@ -335,6 +381,8 @@ int main(void)
         cmocka_unit_test(the_sandbox_holds),
         cmocka_unit_test(a_looping_template_does_not_delay_others),
         cmocka_unit_test(the_death_of_an_idle_helper_has_no_effect),
+        cmocka_unit_test(renderings_that_wait_are_limited),
+        cmocka_unit_test(a_request_over_the_limit_is_refused),
         cmocka_unit_test(stopping_ends_renderings_immediately),
     };
     return cmocka_run_group_tests(tests, start, stop);

@@ -392,10 +392,32 @@ static void a_client_reconnects_to_a_restarted_server(void **state)
 static void each_errno_has_its_status(void **state)
 {
     (void)state;
-    assert_int_equal(rpc_code_of(0), RPC_OK);
-    assert_int_equal(rpc_code_of(-EINVAL), RPC_INVALID_ARGUMENT);
-    assert_int_equal(rpc_code_of(-ENOSPC), RPC_RESOURCE_EXHAUSTED);
-    assert_int_equal(rpc_code_of(-EIO), RPC_INTERNAL);
+    static const struct {
+        int err;
+        enum rpc_code code;
+    } v[] = {
+        {0, RPC_OK},
+        {EINVAL, RPC_INVALID_ARGUMENT},
+        {EBADMSG, RPC_INVALID_ARGUMENT},
+        {EMSGSIZE, RPC_INVALID_ARGUMENT},
+        {ERANGE, RPC_INVALID_ARGUMENT},
+        {ENOENT, RPC_NOT_FOUND},
+        {ENOMEM, RPC_RESOURCE_EXHAUSTED},
+        {ENOSPC, RPC_RESOURCE_EXHAUSTED},
+        {EAGAIN, RPC_RESOURCE_EXHAUSTED},
+        {ECANCELED, RPC_CANCELLED},
+        {ESTALE, RPC_FAILED_PRECONDITION},
+        {ETIMEDOUT, RPC_DEADLINE_EXCEEDED},
+        {EPIPE, RPC_UNAVAILABLE},
+        {ECONNREFUSED, RPC_UNAVAILABLE},
+        {ENOSYS, RPC_UNIMPLEMENTED},
+        {EOPNOTSUPP, RPC_UNIMPLEMENTED},
+        {EACCES, RPC_PERMISSION_DENIED},
+        {EPERM, RPC_PERMISSION_DENIED},
+        {EIO, RPC_INTERNAL},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++)
+        assert_int_equal(rpc_code_of(-v[i].err), v[i].code);
     assert_string_equal(rpc_code_name(RPC_UNAVAILABLE), "UNAVAILABLE");
     assert_string_equal(rpc_code_name((enum rpc_code)77), "UNKNOWN");
 }

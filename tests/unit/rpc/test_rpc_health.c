@@ -77,11 +77,47 @@ static void watchers_of_health_are_notified(void **state)
     rpc_stream_free(c);
 }
 
+static void watchers_are_limited(void **state)
+{
+    struct rpc_rig *r = *state;
+    static struct watcher w[RPC_HEALTH_MAX_WATCHES], last;
+    struct rpc_stream *all[RPC_HEALTH_MAX_WATCHES];
+    for (unsigned i = 0; i < RPC_HEALTH_MAX_WATCHES; i++) {
+        all[i] = start_watch(r, "test", &w[i]);
+        rpc_rig_await(&w[i].t.messages, 1);
+    }
+    struct rpc_stream *over = start_watch(r, "test", &last);
+    rpc_rig_await(&last.t.ends, 1);
+    assert_int_equal(last.t.status.code, RPC_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(last.t.status.text, "too many calls watch"));
+    rpc_stream_free(over);
+    for (unsigned i = 0; i < RPC_HEALTH_MAX_WATCHES; i++) {
+        assert_int_equal(rpc_rig_count(&w[i].t.ends), 0);
+        rpc_stream_cancel(all[i]);
+        rpc_rig_await(&w[i].t.ends, 1);
+        rpc_stream_free(all[i]);
+    }
+}
+
+static void a_watcher_of_a_stopping_server_is_ended(void **state)
+{
+    struct rpc_rig *r = *state;
+    struct watcher late;
+    rpc_health_stop(r->health);
+    struct rpc_stream *s = start_watch(r, "test", &late);
+    rpc_rig_await(&late.t.ends, 1);
+    assert_int_equal(late.status[0], NOT_SERVING);
+    assert_int_equal(late.t.status.code, RPC_UNAVAILABLE);
+    rpc_stream_free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         RPC_RIG_TEST(health_is_checked_by_name),
         RPC_RIG_TEST(watchers_of_health_are_notified),
+        RPC_RIG_TEST(watchers_are_limited),
+        RPC_RIG_TEST(a_watcher_of_a_stopping_server_is_ended),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

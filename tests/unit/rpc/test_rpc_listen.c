@@ -95,6 +95,25 @@ static void passed_sockets_are_served(void **state)
     assert_int_equal(fcntl(fd, F_GETFD), -1); // closed with the server
 }
 
+static void sockets_are_limited(void **state)
+{
+    struct rpc_rig *r = *state;
+    AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
+    struct rpc_server *s = rpc_rig_server(NULL, h);
+    assert_int_equal(rpc_server_listen_fd(s, -1), -EBADF);
+    for (unsigned i = 0; i <= RPC_LISTEN_MAX; i++) {
+        char address[160];
+        snprintf(address, sizeof(address), "unix:%s/%u.sock", r->folder, i);
+        int rc = rpc_server_listen(s, address);
+        if (i < RPC_LISTEN_MAX)
+            assert_true(rc >= 0);
+        else
+            assert_int_equal(rc, -ENOSPC);
+    }
+    assert_non_null(strstr(fail_text(), "more than 16 listening sockets"));
+    rpc_server_stop(s, 0); // the tear-down checks that no socket remains
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -102,6 +121,7 @@ int main(void)
         RPC_RIG_TEST(the_socket_of_a_dead_server_is_replaced_other_files_are_not),
         RPC_RIG_TEST(a_path_that_another_server_has_taken_over_is_left_alone),
         cmocka_unit_test(bad_addresses_are_named),
+        RPC_RIG_TEST(sockets_are_limited),
         cmocka_unit_test(passed_sockets_are_served),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -70,12 +70,15 @@ static void check_reflection(struct rpc_rig *r, const char *path)
     assert_int_equal(a->error_response->error_code, RPC_NOT_FOUND);
     a = reflect(s, &x, ASKED(ALL_EXTENSION_NUMBERS_OF_TYPE), "tandem.v1.Tensor");
     assert_int_equal(a->message_response_case, ANSWERED(ERROR_RESPONSE));
+    a = reflect(s, &x, ASKED(_NOT_SET), NULL);
+    assert_int_equal(a->message_response_case, ANSWERED(ERROR_RESPONSE));
+    assert_int_equal(a->error_response->error_code, RPC_UNIMPLEMENTED);
 
     rpc_stream_close(s);
     rpc_rig_await(&x.t.ends, 1);
     assert_int_equal(x.t.status.code, RPC_OK);
     rpc_stream_free(s);
-    assert_int_equal(x.t.messages, 5);
+    assert_int_equal(x.t.messages, 6);
     for (int i = 0; i < x.t.messages; i++)
         protobuf_c_message_free_unpacked(&x.answers[i]->base, NULL);
 }

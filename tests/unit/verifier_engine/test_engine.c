@@ -282,7 +282,7 @@ static void rounds_that_request_drafts_allocate_nothing(void **state)
 
 static unsigned figure(const char *name)
 {
-    AUTO(buf_done) struct buf text;
+    AUTO(buf_done) struct buf text = {0};
     char line[80];
     buf_init(&text, 1 << 20);
     metrics_render(&text);

@@ -1,0 +1,83 @@
+/* Addresses to listen on, and which of them other machines may reach. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "base/err.h"
+#include "base/mem.h"
+#include "gateway/http/listen.h"
+#include "lib/lib.h"
+
+static void wrong_addresses_are_refused_with_a_sentence(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *address, *says;
+    } v[] = {
+        {"", "is not HOST:PORT or unix:/path"},
+        {"8080", "is not HOST:PORT or unix:/path"},
+        {"127.0.0.1:", "is not HOST:PORT or unix:/path"},
+        {"127.0.0.1:80a", "is not HOST:PORT or unix:/path"},
+        {"127.0.0.1:65536", "is not HOST:PORT or unix:/path"},
+        {"127.0.0.1:000080", "is not HOST:PORT or unix:/path"},
+        {"300.0.0.1:80", "cannot listen on 300.0.0.1:80"},
+        {"192.0.2.1:0", "cannot listen on 192.0.2.1:0"}, // an address of no machine: RFC 5737
+        {"unix:/nonexistent-folder/s.sock", "/nonexistent-folder"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        int fd = -7;
+        assert_true(listen_open(v[i].address, &fd) < 0);
+        assert_int_equal(fd, -7);
+        if (!strstr(fail_text(), v[i].says))
+            fail_msg("%s: %s", v[i].address, fail_text());
+    }
+}
+
+static void check_public(const char *address, bool is_public)
+{
+    char name[128];
+    int fd;
+    if (listen_open(address, &fd) < 0)
+        fail_msg("%s", fail_text());
+    listen_name(fd, name, sizeof(name));
+    assert_int_equal(strncmp(name, address, strrchr(address, ':') - address), 0);
+    assert_int_equal(listen_is_public(fd), is_public);
+    close(fd);
+}
+
+static void only_loopback_and_unix_are_private(void **state)
+{
+    (void)state;
+    char address[64];
+    check_public("127.0.0.1:0", false);
+    check_public("127.8.8.8:0", false);
+    check_public("0.0.0.0:0", true);
+    snprintf(address, sizeof(address), "unix:/tmp/tandem-test-listen-%d.sock", (int)getpid());
+    check_public(address, false);
+    assert_int_equal(unlink(address + 5), 0);
+}
+
+/* An unknown address counts as public: the gateway then refuses to serve without keys. */
+static void a_descriptor_that_is_no_socket_counts_as_public(void **state)
+{
+    (void)state;
+    int ends[2];
+    char name[128];
+    assert_int_equal(pipe(ends), 0);
+    assert_true(listen_is_public(ends[0]));
+    listen_name(ends[0], name, sizeof(name));
+    assert_string_equal(name, "a passed socket");
+    close(ends[0]);
+    close(ends[1]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(wrong_addresses_are_refused_with_a_sentence),
+        cmocka_unit_test(only_loopback_and_unix_are_private),
+        cmocka_unit_test(a_descriptor_that_is_no_socket_counts_as_public),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
