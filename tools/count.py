@@ -54,7 +54,8 @@ class Program:
         elif result == "failed":
             self.fail(f" {case}")
         else:
-            self.skip(f" {case}", next((n for n in self.notes if n.startswith(LEFT_OUT)), "; ".join(self.notes)))
+            first, more = next(iter(self.notes), ""), len(self.notes) - 1
+            self.skip(f" {case}", f"{first} (and {more} more)" if more > 0 else first)
             self.notes = []
         self.running = None
 

@@ -87,6 +87,8 @@ class Logs(unittest.TestCase):
 
     def test_a_skipped_case_has_its_reason(self):
         self.check(log(SKIPPED), "1 0 1", "skipped: test_x a: there is no tool")
+        self.check(log(SKIPPED.replace("no tool\n", "no a\nskipped: there is no b\n")), "1 0 1",
+                   "skipped: test_x a: there is no a (and 1 more)")
         self.check(log(SKIPPED.replace("skipped: there is no tool\n", "")), "1 0 1", "skipped: test_x a: no reason given")
 
     def test_what_a_passed_case_left_undone_is_skipped(self):
