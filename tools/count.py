@@ -7,8 +7,8 @@ cases of a program count that has crashed or run too long, too. The rules:
 
 - A program that prints no case is one case.
 - A program that ends within a case has failed in it. A program that failed otherwise, with no failed case, is one failure.
-- "skipped: REASON" on a line of its own gives the reason of a case that cmocka skips. In a case that passed, or outside of
-  cases, it is a skip of its own: a part that was not tested.
+- A line "skipped: REASON" gives the reason of a case that cmocka skips. In a case that passed, or outside of cases, it
+  counts as one more skip: a part that was not tested.
 - "left out: REASON" is no skip. Another build or the long suite runs that case.
 """
 import re
