@@ -125,6 +125,6 @@ show_results() {
     fi
     echo
     echo "$N_PASSED passed, $N_FAILED failed, $n_skipped skipped"
-    [ ${#SKIPS[@]} = 0 ] || printf "$kind: %s\n" "${SKIPS[@]}"
+    [ ${#SKIPS[@]} = 0 ] || printf '%s\n' "${SKIPS[@]/#/$kind: }"
     [ "$N_FAILED" = 0 ]
 }
