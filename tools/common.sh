@@ -98,6 +98,7 @@ progress() {
 # ---- results of test and lint ----
 
 N_PASSED=0 N_FAILED=0
+SKIPS=() # one line for each skipped case: where, and why
 
 add_results() { # PASSED FAILED
     N_PASSED=$((N_PASSED + $1)) N_FAILED=$((N_FAILED + $2))
@@ -114,9 +115,16 @@ check() {
     fi
 }
 
-# Prints the sums. The status is 0 if nothing failed.
+# Prints the sums, and each skipped case with its reason. TANDEM_NO_SKIP=1: skipped cases are failures. The status
+# is 0 if nothing failed.
 show_results() {
+    local kind=skipped n_skipped=${#SKIPS[@]}
+    if [ "${TANDEM_NO_SKIP:-}" = 1 ]; then
+        add_results 0 "$n_skipped"
+        kind='skipped, a failure with TANDEM_NO_SKIP=1' n_skipped=0
+    fi
     echo
-    echo "$N_PASSED passed, $N_FAILED failed"
+    echo "$N_PASSED passed, $N_FAILED failed, $n_skipped skipped"
+    [ ${#SKIPS[@]} = 0 ] || printf '%s\n' "${SKIPS[@]/#/$kind: }"
     [ "$N_FAILED" = 0 ]
 }

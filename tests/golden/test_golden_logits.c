@@ -26,10 +26,8 @@ struct prompt {
 
 static json_t *golden(void)
 {
-    const char *path = lib_shared("models/golden.json");
+    const char *path = lib_need_shared("models/golden.json");
     json_error_t error;
-    if (!path)
-        return NULL;
     json_t *all = json_load_file(path, 0, &error);
     if (!all)
         fail_msg("golden.json: %s", error.text);
@@ -93,9 +91,7 @@ static void compare(const struct prompt *p, const float *logits, uint32_t n_voca
 static void check_file(const char *name, double tolerance, double deviation)
 {
     json_t *all = golden();
-    const char *path = all ? lib_shared(name) : NULL;
-    if (!path)
-        skip();
+    const char *path = lib_need_shared(name);
     struct model_rig rig;
     model_rig_open(&rig, path, &(struct model_rig_options){.n_threads = 2});
     uint32_t n_vocab = rig.model->params.n_vocab;
@@ -179,9 +175,7 @@ static uint32_t n_certain(const struct prompt *p)
 static void free_run(const char *name, uint32_t n_whole)
 {
     json_t *all = golden();
-    const char *path = all ? lib_shared(name) : NULL;
-    if (!path)
-        skip();
+    const char *path = lib_need_shared(name);
     struct model_rig rig;
     model_rig_open(&rig, path, &(struct model_rig_options){.n_threads = 2});
     uint32_t n_vocab = rig.model->params.n_vocab, n_done = 0, n_tokens = 0;

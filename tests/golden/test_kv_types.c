@@ -47,8 +47,7 @@ static double perplexity(const struct texts *t, enum kernel_kv type)
 static void int8_predicts_as_well_as_floats(void **state)
 {
     (void)state;
-    if (!lib_shared("models/heldout.jsonl"))
-        skip();
+    lib_need_shared("models/heldout.jsonl");
     struct tok *tok = texts_vocabulary(EMBEDDED);
     struct texts t = texts_load(TEXTS_TALES, tok, getenv("TANDEM_TEST_LONG") ? UINT32_MAX : FEW);
     assert_true(t.n >= FEW);

@@ -135,7 +135,7 @@ def theirs(peer, path):
     return out
 
 
-@unittest.skipUnless(LONG, "part of the long suite")
+@unittest.skipUnless(LONG, "left out: part of the long suite")
 class PeerLogits(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

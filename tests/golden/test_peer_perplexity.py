@@ -75,7 +75,7 @@ def off(losses_of, reference):
     return statistics.fmean(each), statistics.stdev(each)
 
 
-@unittest.skipUnless(LONG, "part of the long suite")
+@unittest.skipUnless(LONG, "left out: part of the long suite")
 class PeerPerplexity(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

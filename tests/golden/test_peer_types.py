@@ -42,7 +42,7 @@ def ours(kind, data):
     return out[: len(out) // 2], out[len(out) // 2 :]
 
 
-@unittest.skipUnless(LONG, "part of the long suite")
+@unittest.skipUnless(LONG, "left out: part of the long suite")
 class PeerTypes(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

@@ -123,9 +123,7 @@ static void every_rendering_equals_the_golden_text(void **state)
 {
     (void)state;
     char folder[4096], path[5000];
-    const char *shared = lib_shared("data/templates");
-    if (!shared)
-        skip();
+    const char *shared = lib_need_shared("data/templates");
     snprintf(folder, sizeof(folder), "%s", shared);
     snprintf(path, sizeof(path), "%s/golden/cases.json", folder);
     json_t *cases = json_load_file(path, 0, NULL);
@@ -187,9 +185,7 @@ static void r1_shows_the_calls_of_its_history(void **state)
         "<｜end▁of▁sentence｜><｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>sun"
         "<｜tool▁output▁end｜>\n<｜tool▁output▁begin｜>rain<｜tool▁output▁end｜>"
         "<｜tool▁outputs▁end｜>";
-    const char *shared = lib_shared("data/templates");
-    if (!shared)
-        skip();
+    const char *shared = lib_need_shared("data/templates");
     char path[5000];
     size_t len;
     snprintf(path, sizeof(path), "%s/deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja", shared);

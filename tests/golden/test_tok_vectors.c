@@ -27,7 +27,7 @@ static const struct {
     {"ggml-vocab-phi-3.gguf", "ggml-vocab-phi-3.ids.json", "ggml-vocab-phi-3.gguf", false},
 };
 
-static unsigned n_checked, n_wrong;
+static unsigned n_checked, n_wrong, n_missing;
 
 static struct tok *open_tok(const char *path)
 {
@@ -43,6 +43,7 @@ static struct tok *open_vocab(size_t i)
     char path[256];
     snprintf(path, sizeof(path), "data/vocab/%s", vocabs[i].file);
     const char *full = lib_shared(path);
+    n_missing += !full;
     return full ? open_tok(full) : NULL;
 }
 
@@ -69,11 +70,22 @@ static void check(const char *name, const struct tok *t, const char *text, size_
     print_ids("got", ids, n);
 }
 
+static int start_counts(void **state)
+{
+    (void)state;
+    n_checked = n_wrong = n_missing = 0;
+    return 0;
+}
+
+/* A test without one of its vocabularies has passed only if the others are wrong nowhere; it is
+ * skipped then. */
 static void all_correct(void)
 {
     printf("%u texts, %u wrong\n", n_checked, n_wrong);
     assert_int_equal(n_wrong, 0);
-    n_checked = n_wrong = 0;
+    if (n_missing > 0)
+        skip(); // lib_shared() has printed the reasons
+    assert_true(n_checked > 0);
 }
 
 /* ---- .inp and .out ---- */
@@ -173,13 +185,13 @@ static void varied_texts_get_the_reference_ids(void **state)
 static void detokenizing_returns_the_text(void **state)
 {
     (void)state;
-    const char *path = lib_shared("data/vocab/strings.json");
-    if (!path)
-        return;
+    const char *path = lib_need_shared("data/vocab/strings.json");
     json_t *list = load(path), *item;
     size_t at;
     for (size_t i = 0; i < ARRAY_LEN(vocabs); i++) {
         AUTO(tok_free) struct tok *t = open_vocab(i);
+        if (!t)
+            continue;
         json_array_foreach(list, at, item)
         {
             AUTO(mem_free) uint32_t *ids = NULL;
@@ -194,9 +206,11 @@ static void detokenizing_returns_the_text(void **state)
             assert_int_equal(tok_decode(t, ids, n, false, &back, &len), 0);
             assert_int_equal(len, json_string_length(item));
             assert_memory_equal(back, text, len);
+            n_checked++;
         }
     }
     json_decref(list);
+    all_correct();
 }
 
 /* ---- the embedded pair ---- */
@@ -204,9 +218,7 @@ static void detokenizing_returns_the_text(void **state)
 static void prompts_of_the_embedded_models_get_their_golden_ids(void **state)
 {
     (void)state;
-    const char *path = lib_shared("models/golden.json"), *file;
-    if (!path)
-        return;
+    const char *path = lib_need_shared("models/golden.json"), *file;
     json_t *golden = load(path), *prompts, *item;
     json_object_foreach(json_object_get(golden, "models"), file, prompts)
     {
@@ -270,19 +282,21 @@ static void a_megabyte_of_any_text_is_tokenized_in_time(void **state)
             if (tok_encode(t, text, len, false, false, &ids, &n) < 0)
                 fail_msg("%s, unit %zu: %s", vocabs[i].file, u, fail_text());
             assert_true(n > 0 && n <= len + 1);
+            n_checked++;
         }
     }
     (void)state;
+    all_correct();
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reference_files_of_test_texts_are_matched),
-        cmocka_unit_test(varied_texts_get_the_reference_ids),
-        cmocka_unit_test(detokenizing_returns_the_text),
-        cmocka_unit_test(prompts_of_the_embedded_models_get_their_golden_ids),
-        cmocka_unit_test(a_megabyte_of_any_text_is_tokenized_in_time),
+        cmocka_unit_test_setup(reference_files_of_test_texts_are_matched, start_counts),
+        cmocka_unit_test_setup(varied_texts_get_the_reference_ids, start_counts),
+        cmocka_unit_test_setup(detokenizing_returns_the_text, start_counts),
+        cmocka_unit_test_setup(prompts_of_the_embedded_models_get_their_golden_ids, start_counts),
+        cmocka_unit_test_setup(a_megabyte_of_any_text_is_tokenized_in_time, start_counts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

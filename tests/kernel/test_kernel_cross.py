@@ -27,7 +27,7 @@ def run(command):
     subprocess.run(command, check=True, env={k: v for k, v in os.environ.items() if k != "TANDEM_TEST_LONG"})
 
 
-@unittest.skipUnless(LONG, "part of the long suite")
+@unittest.skipUnless(LONG, "left out: part of the long suite")
 class Cross(unittest.TestCase):
     def test_x86_64_without_extensions(self):
         for program in PROGRAMS:

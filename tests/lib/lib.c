@@ -20,6 +20,14 @@ const char *lib_shared(const char *path)
     return NULL;
 }
 
+const char *lib_need_shared(const char *path)
+{
+    const char *full = lib_shared(path);
+    if (!full)
+        skip();
+    return full;
+}
+
 char *lib_read(const char *path, size_t *ret_len)
 {
     FILE *f = fopen(path, "rb");

@@ -21,9 +21,17 @@
  * otherwise `some`. */
 uint64_t lib_amount(uint64_t little, uint64_t some, uint64_t much);
 
-/* The path of a file in the folder shared/ next to the checkout. NULL, after printing that the test
- * is skipped: there is no such file. Static buffer. */
+/* Ends the running test as skipped: data, a tool or a right is missing here. tools/count.py counts
+ * it and takes the reason from the output. A test that returns instead counts as passed. */
+#define lib_skip(...) (print_message("skipped: " __VA_ARGS__), print_message("\n"), skip())
+/* Ends the running test uncounted: it has no meaning in this build, and another one runs it. */
+#define lib_leave_out(why) (print_message("left out: " why "\n"), skip())
+
+/* The path of a file in the folder shared/ next to the checkout. NULL, after printing the reason
+ * for tools/count.py: there is no such file. Static buffer. */
 const char *lib_shared(const char *path);
+/* The same; skips the running test instead of returning NULL. */
+const char *lib_need_shared(const char *path);
 
 /* The whole file and a NUL; ends the test if it cannot be read. Free it. */
 char *lib_read(const char *path, size_t *ret_len);

@@ -1,6 +1,7 @@
 /* kernel_tiers.c - the tiers of kernels that a test compares. */
 #include "lib/rigs/kernel_tiers.h"
 #include <stdio.h>
+#include "lib/lib.h"
 
 unsigned kernel_tiers_here(const struct kernel *ret[KERNEL_TIERS_MAX])
 {
@@ -15,5 +16,13 @@ unsigned kernel_tiers_here(const struct kernel *ret[KERNEL_TIERS_MAX])
             printf("skipped: this CPU does not support %s\n", names[i]);
     }
     printed = true;
+    return n;
+}
+
+unsigned kernel_tiers_to_compare(const struct kernel *ret[KERNEL_TIERS_MAX])
+{
+    unsigned n = kernel_tiers_here(ret);
+    if (n < 2)
+        lib_skip("this CPU supports no tier but C");
     return n;
 }

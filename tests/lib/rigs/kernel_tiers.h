@@ -7,3 +7,5 @@
 /* Writes the tiers that this CPU supports, C first; returns their number. Prints the skipped ones
  * once. */
 unsigned kernel_tiers_here(const struct kernel *ret[KERNEL_TIERS_MAX]);
+/* The same, for a test that only compares tiers: skips it if there is no other tier than C. */
+unsigned kernel_tiers_to_compare(const struct kernel *ret[KERNEL_TIERS_MAX]);

@@ -96,7 +96,7 @@ int host_new(void)
         may = unshare(CLONE_NEWNET) == 0;
     }
     if (!may) {
-        printf("SKIPPED: network namespaces are not permitted here (%s); the proposer listens in "
+        printf("skipped: network namespaces are not permitted here (%s); the proposer listens in "
                "ours\n",
                strerror(errno));
         host_drop(ours);

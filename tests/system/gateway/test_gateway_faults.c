@@ -66,6 +66,7 @@ static void a_malformed_answer_ends_only_its_request(void **state)
         assert_non_null(event); // an error does not replace [DONE]
         assert_non_null(error);
         assert_non_null(strstr(error, "\"error\":{\"message\":\"the verifier"));
+        assert_non_null(event); // the stream did not just end
         free(event);
         free(error);
         http_client_close(&c);

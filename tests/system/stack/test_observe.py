@@ -131,7 +131,7 @@ class Metrics(Observe):
 
     def promtool(self, *arguments, text=""):
         if not os.path.exists(PROMTOOL):
-            self.skipTest("skipped: there is no build/promtool")
+            self.skipTest("there is no build/promtool")
         run = subprocess.run([PROMTOOL, *arguments], input=text, capture_output=True, text=True, timeout=LIMIT_S)
         self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
         return run.stdout + run.stderr

@@ -182,9 +182,9 @@ class Soak(unittest.TestCase):
 
     def setUp(self):
         if not os.environ.get("TANDEM_TEST_LONG"):
-            self.skipTest("skipped: part of the long suite")
+            self.skipTest("left out: part of the long suite")
         if re.search("asan|tsan", BIN):
-            self.skipTest("skipped: sanitizers change the memory use")
+            self.skipTest("left out: sanitizers change the memory use")
         self.folder = tempfile.mkdtemp(prefix="tandem-soak-")
         self.addCleanup(shutil.rmtree, self.folder)
         self.lock, self.answers, self.counts, self.failures = threading.Lock(), {}, collections.Counter(), []

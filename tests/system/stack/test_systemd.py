@@ -352,7 +352,7 @@ class Units(unittest.TestCase):
         for tool, conf in [("systemd-sysusers", "usr/lib/sysusers.d/tandem.conf"),
                            ("systemd-tmpfiles", "usr/lib/tmpfiles.d/tandem.conf")]:
             if not shutil.which(tool):
-                self.skipTest(f"skipped: there is no {tool}")
+                self.skipTest(f"there is no {tool}")
             args = ["--dry-run"] if tool == "systemd-sysusers" else ["--create"]
             run = subprocess.run([tool, *args, f"--root={self.root}", os.path.join(self.root, conf)],
                                  capture_output=True, text=True)
@@ -364,7 +364,7 @@ class Journal(unittest.TestCase):
         run = subprocess.run(["unshare", "-rm", "/usr/bin/python3", "-c", AS_JOURNAL, os.path.join(BIN, "gateway"), "--listen", "127.0.0.1:0",
                               "--verifiers", "unix:/run/none"], capture_output=True, text=True, timeout=LIMIT_S)
         if "unshare" in run.stderr or "mount" in run.stderr:
-            self.skipTest("skipped: namespaces are not permitted here")
+            self.skipTest("namespaces are not permitted here")
         self.assertEqual(run.returncode, 0, run.stderr)
         entries, stderr = json.loads(run.stdout)
         self.assertEqual(stderr, "")

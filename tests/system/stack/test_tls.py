@@ -168,7 +168,7 @@ class Https(Folder):
 
     def test_the_openai_client_works_over_tls(self):
         if not os.path.isdir(os.path.join(CLIENTS, "node_modules", "openai")):
-            self.skipTest("skipped: the npm packages are not there")
+            self.skipTest("the npm packages are not there")
         script = """
             const {createRequire} = require('node:module');
             const OpenAI = createRequire(process.argv[1] + '/x.js')('openai').default;

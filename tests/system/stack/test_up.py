@@ -188,7 +188,7 @@ class UpTest(unittest.TestCase):
     def test_a_model_that_may_not_be_read_is_refused(self):
         nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []  # root can read every file
         if subprocess.run([*nobody, "test", "-x", os.path.join(ROOT, "tandem")]).returncode:
-            self.skipTest("skipped: nobody cannot run ./tandem here")
+            self.skipTest("nobody cannot run ./tandem here")
         with tempfile.NamedTemporaryFile() as closed:
             os.chmod(closed.name, 0)
             self.assertEqual(refusal("--model", closed.name, prefix=nobody),
@@ -208,7 +208,7 @@ class UpTest(unittest.TestCase):
 
     def test_both_models_are_counted_before_the_second_is_loaded(self):
         if os.path.basename(BIN) in ("asan", "tsan"):
-            self.skipTest("skipped: with a sanitizer a service reserves more than the machine has, which counts for nothing")
+            self.skipTest("left out: with a sanitizer a service reserves more than the machine has, which counts for nothing")
         with open("/proc/meminfo") as info:
             free_kib = int(re.search(r"MemAvailable: +(\d+)", info.read()).group(1))
         with tempfile.TemporaryDirectory() as folder:

@@ -111,7 +111,7 @@ static void serving_takes_the_estimated_memory(void **state)
 {
     (void)state;
     if (LIB_SANITIZED)
-        skip(); // the sanitizer's memory would be counted too
+        lib_leave_out("the memory of the sanitizer would be counted, too");
     AUTO(mem_free) char *q8_0 = write_model("q8_0", 8);
     AUTO(mem_free) char *f16 = write_model("f16", 1);
     check_estimate(q8_0, false);
@@ -169,7 +169,7 @@ static void memory_reserved_by_a_proposer_is_named(void **state)
 {
     (void)state;
     if (LIB_SANITIZED)
-        skip(); // the sanitizer reserves more than the machine has
+        lib_leave_out("the sanitizer reserves more than the machine has");
     struct service proposer = {0};
     service_start(&proposer, "proposer-svc",
                   (const char *[]){"--proposer", "draft", "--draft-model", SMALL, "--draft-kv-mib",
@@ -190,7 +190,7 @@ static void a_limit_of_address_space_is_respected(void **state)
 {
     (void)state;
     if (LIB_SANITIZED)
-        skip(); // the sanitizer needs more address space
+        lib_leave_out("the sanitizer needs more address space");
     char target[128];
     snprintf(target, sizeof(target), "unix:%s/a.sock", service_dir());
     AUTO(mem_free)
@@ -262,8 +262,10 @@ static bool limit_group(size_t bytes)
 static void a_control_group_too_small_is_refused_not_killed(void **state)
 {
     (void)state;
-    if (LIB_SANITIZED || !limit_group(80 * MIB))
-        skip(); // no control group can be created here
+    if (LIB_SANITIZED)
+        lib_leave_out("the sanitizer needs more memory");
+    if (!limit_group(80 * MIB))
+        lib_skip("no control group with a limit can be created here");
     char target[128];
     AUTO(mem_free) char *model = write_model("q8_0", 8);
     snprintf(target, sizeof(target), "unix:%s/g.sock", service_dir());

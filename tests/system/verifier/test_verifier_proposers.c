@@ -206,6 +206,19 @@ static void wish_of_kind(struct wish *w, int which, Tandem__V1__LogitBias **bias
     w->sampling.n_logit_bias = which == BIAS ? 2 : 0;
 }
 
+/* A verifier whose target drafts for itself, k tokens in each round. */
+static void start_self_drafting(const char *k, struct service *p, struct service *s,
+                                struct rpc_client **ret)
+{
+    service_start(p, "proposer-svc",
+                  (const char *[]){"--proposer", "draft", "--draft-model", MODEL, NULL});
+    service_start(s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", k,
+                                   "--proposer-budget-ms", "250", "--proposers", p->target, NULL});
+    assert_int_equal(rpc_client_new(s->target, NULL, ret), 0);
+    wait_proposers(*ret);
+}
+
 /* The target drafts for itself, so all draft tokens are accepted. Tokens that are banned for the
  * target are not drafted. Drafting continues after an ignored end. Penalties and bias are those of
  * the request. */
@@ -220,13 +233,7 @@ static void a_draft_model_gets_the_sampling_of_the_request(void **state)
         bias[i].token = 400 + i;
         bias[i].bias = i ? 7 : -100;
     }
-    service_start(&p, "proposer-svc",
-                  (const char *[]){"--proposer", "draft", "--draft-model", MODEL, NULL});
-    service_start(&s, "verifier-svc",
-                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "4",
-                                   "--proposer-budget-ms", "250", "--proposers", p.target, NULL});
-    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
-    wait_proposers(c);
+    start_self_drafting("4", &p, &s, &c);
     struct wish w;
     AUTO(mem_free) struct answer *a = answers_new(3);
     for (int which = 0; which < N_WISHES; which++) {
@@ -254,13 +261,7 @@ static void a_ban_ends_inside_a_draft(void **state)
     static const char *const rules[] = {"rejection", "block", "recursive"};
     struct service p = {0}, s = {0};
     struct rpc_client *c;
-    service_start(&p, "proposer-svc",
-                  (const char *[]){"--proposer", "draft", "--draft-model", MODEL, NULL});
-    service_start(&s, "verifier-svc",
-                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "6",
-                                   "--proposer-budget-ms", "250", "--proposers", p.target, NULL});
-    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
-    wait_proposers(c);
+    start_self_drafting("6", &p, &s, &c);
     AUTO(mem_free) struct answer *a = answers_new(2);
     unsigned accepted = 0;
     for (uint32_t i = 0; i < 24 || (i < 24 * TRIES && accepted <= 100); i++) {
@@ -279,6 +280,37 @@ static void a_ban_ends_inside_a_draft(void **state)
         accepted += a[1].accepted;
     }
     assert_true(accepted > 100);
+    rpc_client_free(c);
+    service_stop(&s);
+    service_stop(&p);
+}
+
+/* The tokens of a judged draft count for penalties once, when they are committed. Greedy answers
+ * equal those without drafts, over many rounds. */
+static void a_judged_draft_counts_once_for_penalties(void **state)
+{
+    (void)state;
+    static const char *const rules[] = {"rejection", "block", "recursive"};
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    start_self_drafting("4", &p, &s, &c);
+    AUTO(mem_free) struct answer *a = answers_new(2);
+    for (unsigned i = 0; i < ARRAY_LEN(rules); i++) {
+        struct wish w;
+        Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
+        wish_of_kind(&w, PENALTIES, NULL);
+        w.sampling.frequency_penalty = 0.3F;
+        w.msg.speculative = &speculative;
+        speculative.rule = text_of(rules[i]);
+        generation_run(client, &w.msg, &a[0]);
+        run_drafted(c, &w, &a[1]);
+        same_answer(&a[0], &a[1]);
+        for (unsigned t = 0; t < TRIES && a[1].accepted <= 20; t++) {
+            run_again(c, &w, &a[1]);
+            same_answer(&a[0], &a[1]);
+        }
+        assert_true(a[1].accepted > 20);
+    }
     rpc_client_free(c);
     service_stop(&s);
     service_stop(&p);
@@ -602,6 +634,7 @@ int main(void)
         cmocka_unit_test(tokens_below_p_min_are_not_drafted),
         cmocka_unit_test(a_draft_model_gets_the_sampling_of_the_request),
         cmocka_unit_test(a_ban_ends_inside_a_draft),
+        cmocka_unit_test(a_judged_draft_counts_once_for_penalties),
         cmocka_unit_test(a_late_drawn_draft_is_waited_for),
         cmocka_unit_test(a_round_asks_for_the_q_that_its_request_needs),
         cmocka_unit_test(two_verifiers_share_two_proposers),

@@ -199,7 +199,7 @@ static void the_caller_leaves_the_core_of_another_thread(void **state)
     cpu_set_t allowed, after;
     atomic_int cores[2];
     if (sched_getaffinity(0, sizeof(allowed), &allowed) < 0 || CPU_COUNT(&allowed) < 2)
-        skip();
+        lib_skip("it needs two cores");
     pool_run(p, note_core, cores);
     unsigned n_shared = 0;
     for (unsigned i = 0; i < 100; i++) {

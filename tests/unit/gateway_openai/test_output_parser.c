@@ -469,9 +469,7 @@ static void templates_determine_the_format(void **state)
         {"google-gemma-2-2b-it", TOOLS_NONE, false},
         {"microsoft-Phi-3.5-mini-instruct", TOOLS_NONE, false},
     };
-    const char *shared = lib_shared("data/templates");
-    if (!shared)
-        skip();
+    const char *shared = lib_need_shared("data/templates");
     char folder[4096];
     snprintf(folder, sizeof(folder), "%s", shared);
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {

@@ -63,6 +63,22 @@ static void a_digest_replaces_its_key(void **state)
         -EACCES);
 }
 
+static void digests_that_differ_in_one_byte_are_two_keys(void **state)
+{
+    (void)state;
+#define SAME "221df437bc4f8c4d9718bd7a9ec4c1021c72fd69dfb2a5f568ecf4607c824b"
+    AUTO(auth_free)
+    struct auth *a =
+        auth_of("bob sha256:" SAME "ef\nalice sha256:" SAME "ee\ncarl sha256:" SAME "ed");
+    struct auth_guest *k;
+    assert_int_equal(auth_n_keys(a), 3);
+    assert_int_equal(enters(a, ALICE, 1, &k), 0);
+    auth_leave(k);
+    AUTO(auth_free) struct auth *others = auth_of("bob sha256:" SAME "ef\ncarl sha256:" SAME "ed");
+    assert_int_equal(enters(others, ALICE, 1, &k), -EACCES);
+#undef SAME
+}
+
 static void a_malformed_line_is_named_by_its_number(void **state)
 {
     (void)state;
@@ -334,6 +350,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_known_key_is_accepted),
         cmocka_unit_test(a_digest_replaces_its_key),
+        cmocka_unit_test(digests_that_differ_in_one_byte_are_two_keys),
         cmocka_unit_test(a_malformed_line_is_named_by_its_number),
         cmocka_unit_test(a_key_is_known_by_its_whole_digest),
         cmocka_unit_test(the_number_of_keys_is_limited),

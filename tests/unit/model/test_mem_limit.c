@@ -112,13 +112,13 @@ static void a_limited_address_space_counts(void **state)
     (void)state;
     static const struct file files[] = {SYSTEM, {"proc/self/statm", "1024 300 200 1 0 500 0\n"}};
     if (LIB_SANITIZED)
-        skip(); // its shadow needs more
+        lib_leave_out("the shadow of a sanitizer needs more");
     struct rlimit before, limited;
     assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
     limited = before;
     limited.rlim_cur = 1024 * MIB;
     if (setrlimit(RLIMIT_AS, &limited) < 0 || before.rlim_cur != RLIM_INFINITY)
-        skip(); // somebody has set a limit
+        lib_skip("the address space is limited already");
     size_t bytes = available(files, ARRAY_LEN(files));
     assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
     assert_int_equal(bytes, 1024 * MIB - 1024 * (size_t)sysconf(_SC_PAGESIZE));

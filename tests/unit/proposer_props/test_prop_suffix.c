@@ -160,6 +160,21 @@ static void a_tenant_drafts_from_its_own_outputs_only(void **state)
     prop_suffix.close(shared);
 }
 
+/* A pool of 16 tokens has one bucket for all tenants. */
+static void tenants_of_one_bucket_share_nothing(void **state)
+{
+    (void)state;
+    prop_suffix_settings.pool_tokens = 16;
+    void *shared = must_open();
+    add_output(shared, "anne", 1, TOKENS(90, 1, 2, 3, 4, 5));
+    add_output(shared, "anna", 1, TOKENS(90, 6, 7, 8, 9, 10));
+    assert_int_equal(ask(shared, "anna", TOKENS(50, 1, 2, 3), 8).n, 0);
+    assert_int_equal(ask(shared, "anne", TOKENS(50, 6, 7, 8), 8).n, 0);
+    assert_int_equal(ask(shared, "anne", TOKENS(50, 1, 2, 3), 8).n, 2);
+    assert_int_equal(ask(shared, "anna", TOKENS(50, 6, 7, 8), 8).n, 2);
+    prop_suffix.close(shared);
+}
+
 static void new_outputs_replace_the_oldest(void **state)
 {
     (void)state;
@@ -314,6 +329,7 @@ int main(void)
         cmocka_unit_test_setup(an_output_counts_once_after_its_session_was_dropped, prop_defaults),
         cmocka_unit_test_setup(a_match_does_not_span_two_outputs, prop_defaults),
         cmocka_unit_test_setup(a_tenant_drafts_from_its_own_outputs_only, prop_defaults),
+        cmocka_unit_test_setup(tenants_of_one_bucket_share_nothing, prop_defaults),
         cmocka_unit_test_setup(new_outputs_replace_the_oldest, prop_defaults),
         cmocka_unit_test_setup(the_pool_stays_within_its_limit, prop_defaults),
         cmocka_unit_test_setup(the_index_equals_the_scan, prop_defaults),
