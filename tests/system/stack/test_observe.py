@@ -36,7 +36,8 @@ class Observe(unittest.TestCase):
 
     def fetch(self, path, body=None, url="", **headers):
         """(status, text)"""
-        request = urllib.request.Request((url or self.url) + path, json.dumps(body).encode() if body is not None else None,
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request((url or self.url) + path, data,
                                          {"Content-Type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}})
         try:
             with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
@@ -92,6 +93,25 @@ class Logs(Observe):
         self.assertEqual(status, 400)
         [gateway], [verifier] = self.lines("v-gateway", "bad-2"), self.lines("v", "bad-2")
         self.assertEqual([gateway["status"], verifier["trace"], verifier["code"]], ["400", TRACE, "INVALID_ARGUMENT:"])
+
+    def test_refusals_quote_the_request_in_the_answer_but_not_in_the_log(self):
+        for i, (path, body) in enumerate([
+                ("/v1/completions", b'{"prompt": "Once", secretword'),
+                ("/v1/completions", b'{"secretword": 1, "secretword": 2}'),
+                ("/v1/completions", {"prompt": "Once", "logit_bias": {"secretword's": 1}}),
+                ("/v1/completions", {"prompt": "Once", "response_format": {"type": "secretword"}}),
+                ("/v1/chat/completions", {"messages": [{"role": "secretword", "content": "Once"}]}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "secretword"}]}]}),
+                ("/v1/responses", {"input": [{"type": "secretword"}]})]):
+            with self.subTest(body=body):
+                status, text = self.fetch(path, body, X_Request_Id=f"quote-{i}")
+                self.assertEqual(status, 400)
+                self.assertIn("secretword", text)
+                [line] = self.lines("v-gateway", f"quote-{i}")
+                self.assertEqual(line["status"], "400")
+        for name in ["v-gateway", "v"]:
+            with open(os.path.join(self.services.folder, f"{name}.log"), encoding="utf-8") as f:
+                self.assertNotIn("secretword", f.read())
 
     def test_a_line_names_the_owner_of_the_key_but_not_the_key(self):
         path, port = os.path.join(self.services.folder, "keys"), services.free_port()
