@@ -145,6 +145,10 @@ def series(text):
     return found
 
 
+def instances(text):
+    return set(re.findall(r'\binstance="(.*?)"', text))
+
+
 class Metrics(Observe):
     def setUp(self):
         self.fetch("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True}, traceparent=PARENT)
@@ -189,6 +193,34 @@ class Metrics(Observe):
         there = set(re.findall(r"^# TYPE (\S+) ", self.fetch("/metrics")[1], re.M))
         self.assertEqual(there - told, set())
         self.assertEqual({name for name in told - there if not name.startswith("tandem_drafter_")}, set())
+
+    def test_no_series_occurs_twice(self):
+        """Two verifiers without the setting `instance`, two with one name, and a target that is listed twice."""
+        ports = [services.free_port() for _ in range(2)]
+        for name, named in [("w", []), ("x", ["--instance", "same"]), ("y", ["--instance", "same"])]:
+            self.services.start("verifier-svc", name, "--listen", self.services.path(name), "--model", MODEL, "--threads", "1", *named)
+        targets = [arg for name in "vwxyw" for arg in ["--verifiers", self.services.path(name)]]
+        for port in ports:
+            self.services.start("gateway", f"gateway-{port}", "--listen", f"127.0.0.1:{port}", *targets)
+        texts = [self.merged(f"http://127.0.0.1:{port}", 4) for port in ports]
+        for text in texts:
+            self.assertTrue({"same"}.isdisjoint(instances(text)), "a name that two verifiers have is replaced")
+            found = collections.Counter(re.findall(r"^([a-z_0-9]+\{.*?\}) \S+$", text, re.M))
+            self.assertEqual([key for key, n in found.items() if n > 1], [])
+        gateways = [instances("\n".join(re.findall(r"^tandem_gateway_.*", text, re.M))) for text in texts]
+        self.assertEqual([[name.endswith(f":{port}") for name in names] for names, port in zip(gateways, ports)], [[True], [True]])
+
+    def merged(self, url, n_verifiers):
+        """The metrics, when the gateway has reached all of its verifiers."""
+        end = time.monotonic() + LIMIT_S
+        while True:
+            with contextlib.suppress(OSError):
+                text = self.fetch("/metrics", url=url)[1]
+                if len(re.findall(r"^tandem_gateway_verifier_up\{.*\} 1$", text, re.M)) == n_verifiers:
+                    if len(re.findall(r"^tandem_kv_cache_blocks\{", text, re.M)) >= n_verifiers:
+                        return text
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.05)
 
     def test_the_dashboard_queries_existing_series(self):
         there = series(self.fetch("/metrics")[1])
