@@ -9,6 +9,8 @@ static struct gateway_options o;
 static const struct conf_option table[] = {
     {"listen", CONF_TEXT, &o.listen, "127.0.0.1:8080", 0, 0, NULL, NULL, 0,
      "HTTP address: HOST:PORT or unix:/path; ignored when the service manager passes a socket"},
+    {"instance", CONF_TEXT, &o.instance, NULL, 0, 0, NULL, NULL, 0,
+     "name of this service in its metrics (default: host and port or path of listen)"},
     {"api_keys", CONF_TEXT, &o.api_keys, NULL, 0, 0, NULL, NULL, 0,
      "file of API keys; default: the service manager's credential api-keys if present, else no key "
      "is required"},

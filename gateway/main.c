@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/handover.h"
+#include "base/instance.h"
 #include "base/log.h"
 #include "base/secret.h"
 #include "base/svc.h"
@@ -138,7 +139,8 @@ static int start(const struct gateway_options *o)
     int rc = find_socket(o, &fd);
     if (rc < 0)
         return rc;
-    listen_name(fd, name, sizeof(name));
+    instance_address(fd, name, sizeof(name));
+    instance_name(o->instance, name, gateway.instance, sizeof(gateway.instance));
     gateway.started_us = clock_us();
     rc = read_keys(o);
     rc = rc < 0 ? rc : check_open(o, fd, name);

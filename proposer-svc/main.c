@@ -21,6 +21,7 @@ static void serve_until_signal(struct proposer *service)
 static int serve(const struct proposer_options *set, struct proposer *service)
 {
     struct rpc_service_options opt = {.name = "tandem.v1.Proposer",
+                                      .instance = set->instance,
                                       .listen = &set->listen,
                                       .server.n_threads = (unsigned)set->threads,
                                       .server.max_message = MESSAGE_MAX,
@@ -62,7 +63,6 @@ static int run(const struct proposer_options *set, const struct prop_ops *ops, v
     if (r < 0)
         return r;
     struct proposer_config c = {.name = set->name ? set->name : set->proposer,
-                                .instance = set->instance,
                                 .k_max = sc.k_max,
                                 .max_context = sc.max_context,
                                 .sessions = sessions,

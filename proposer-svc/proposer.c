@@ -256,7 +256,6 @@ void proposer_fill_stats(void *user, Tandem__V1__StatsReply *reply)
     metrics_set(s->sessions, stats.n_sessions);
     metrics_set(s->context_tokens, (double)stats.n_tokens);
     reply->service = rpc_text("proposer");
-    reply->instance = rpc_text(s->c.instance);
     reply->sessions = stats.n_sessions;
     reply->requests = (uint64_t)metrics_value(s->rounds);
     reply->generated_tokens = (uint64_t)metrics_value(s->tokens);

@@ -15,8 +15,7 @@ struct Tandem__V1__StatsReply;
 struct proposer;
 
 struct proposer_config {
-    const char *name;     // the `kind` in Describe
-    const char *instance; // name of this service in statistics
+    const char *name; // the `kind` in Describe
     uint32_t k_max, max_context;
     struct sessions *sessions; // outlives the service
     const struct prop_ops *ops;

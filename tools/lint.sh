@@ -34,13 +34,12 @@ lint_cppcheck() {
         --suppressions-list=tests/lint/cppcheck.txt -Icommon -I. -D_GNU_SOURCE common proposer-svc verifier-svc gateway
 }
 
-# A finding is "FILE KIND". tests/lint/analyzer.txt lists the known false positives.
+# tests/lint/analyzer.txt lists the known false positives.
 lint_analyzer() {
     rm -rf build/analyze
     (build analyze) >"$LOGS/analyzer.log" 2>&1 || return
     local new
-    new=$(sed -nE "s#^$PWD/([^:]*):.* \[-W(analyzer-[a-z-]*)\]\$#\1 \2#p" "$LOGS/analyzer.log" | sort -u |
-        comm -23 - <(grep -v '^#' tests/lint/analyzer.txt | sort -u))
+    new=$(/usr/bin/python3 tools/analyzer.py "$LOGS/analyzer.log" tests/lint/analyzer.txt) || return
     [ -z "$new" ] || echo "$new (see $LOGS/analyzer.log)"
     [ -z "$new" ]
 }

@@ -89,6 +89,7 @@ static int run(const struct verifier_options *o, int argc, char **argv)
     struct rpc_service *rpc = NULL;
     struct rpc_service_options opt = {
         .name = VERIFIER_SERVICE_NAME,
+        .instance = o->instance,
         .listen = &o->listen,
         .server = {.n_threads = 2, .max_message = VERIFIER_SERVICE_MAX_MESSAGE},
         .fill_stats = verifier_service_fill_stats,

@@ -1,4 +1,5 @@
 /* log.c - log lines on standard error or in the journal. */
+#include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -102,5 +103,21 @@ const char *log_quote(const void *text, size_t len, char *out, size_t out_size)
     }
     out[n++] = '"';
     out[n] = 0;
+    return out;
+}
+
+static const char *first_quote(const char *text)
+{
+    const char *at = strchr(text, '\'');
+    while (at && at > text && isalpha((unsigned char)at[-1]))
+        at = strchr(at + 1, '\'');
+    return at;
+}
+
+const char *log_unquoted(const char *text, char *out, size_t out_size)
+{
+    const char *quote = first_quote(text);
+    int n = quote ? (int)(quote - text) : (int)strlen(text);
+    snprintf(out, out_size, "%.*s%s", n, text, quote ? "..." : "");
     return out;
 }

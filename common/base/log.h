@@ -34,3 +34,7 @@ void log_line(enum log_level level, const char *format, ...) __attribute__((form
 /* Makes foreign text safe for a log line: in quotes, control characters and quotes escaped, cut to
  * the size of out. Returns out. */
 const char *log_quote(const void *text, size_t len, char *out, size_t out_size);
+/* Copies a refusal up to the first quoted text ('...'), for its log line. A refusal may quote the
+ * request to its sender, but no text of a request is in a log. An apostrophe inside a word is no
+ * quote. Returns out. */
+const char *log_unquoted(const char *text, char *out, size_t out_size);

@@ -1,4 +1,6 @@
 /* rpc_protos.S - the FileDescriptorSet of proto/, written by protoc-c, for rpc_reflection.c. */
+#include "base/asm_notes.inc"
+
     .section .rodata
     .global rpc_protos
     .global rpc_protos_size
@@ -10,4 +12,3 @@ end:
     .balign 8
 rpc_protos_size:
     .quad end - rpc_protos
-    .section .note.GNU-stack, "", %progbits

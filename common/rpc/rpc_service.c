@@ -1,7 +1,9 @@
 /* rpc_service.c - the common part of the gRPC services. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/instance.h"
 #include "base/log.h"
 #include "base/svc.h"
 #include "rpc/rpc_base.h"
@@ -14,12 +16,13 @@
 #define STOP_MARGIN_US 30000000
 
 struct rpc_service {
-    const char *name;
+    const char *name, *instance;
     const struct conf_list *listen;
     struct rpc_server *server;
     struct rpc_health *health;
     struct rpc_stats *stats;
     struct rpc_reflection reflection;
+    bool is_named; // the instance is set
 };
 
 static void service_free(struct rpc_service *s)
@@ -48,6 +51,7 @@ int rpc_service_new(const struct rpc_service_options *opt, struct rpc_service **
     if (!s)
         return fail(-ENOMEM, "rpc: no memory for a service");
     s->name = opt->name;
+    s->instance = opt->instance;
     s->listen = opt->listen;
     s->health = rpc_health_new();
     s->stats = rpc_stats_new(opt->fill_stats, opt->user);
@@ -67,9 +71,25 @@ struct rpc_server *rpc_service_server(struct rpc_service *s)
     return s->server;
 }
 
+/* Only the first address counts. port: that of a TCP address, which may be given as 0; else at
+ * most 1. */
+static void name_instance(struct rpc_service *s, const char *address, int port)
+{
+    char name[INSTANCE_MAX], actual[16];
+    if (s->is_named)
+        return;
+    snprintf(actual, sizeof(actual), ":%d", port);
+    instance_name(s->instance, port > 1 ? actual : address, name, sizeof(name));
+    rpc_stats_set_instance(s->stats, name);
+    s->is_named = true;
+}
+
 static int listen_passed(struct rpc_service *s, const int *fds, int n)
 {
+    char address[INSTANCE_MAX];
     int r = 0;
+    instance_address(fds[0], address, sizeof(address));
+    name_instance(s, address, 0);
     for (int i = 0; i < n && r >= 0; i++) {
         r = rpc_server_listen_fd(s->server, fds[i]);
         if (r >= 0)
@@ -106,6 +126,8 @@ static int listen_configured(struct rpc_service *s, bool tcp_only)
             log_info("listening address=%s port=%d", s->listen->v[i], r);
         else if (r == 1)
             log_info("listening address=%s", s->listen->v[i]);
+        if (r > 0)
+            name_instance(s, s->listen->v[i], r);
     }
     return r < 0 ? r : 0;
 }

@@ -19,6 +19,7 @@ struct rpc_service;
 
 struct rpc_service_options {
     const char *name;               // "tandem.v1.Verifier", for health and reflection
+    const char *instance;           // name in metrics; NULL or "": host and first address
     const struct conf_list *listen; // "host:port", or "unix:/path" (ignored if sockets are passed)
     struct rpc_server_options server;
     void (*fill_stats)(void *user, Tandem__V1__StatsReply *reply); // see rpc_stats.h

@@ -1,7 +1,9 @@
 /* rpc_stats.c - GetStats. */
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include "base/clock.h"
+#include "base/instance.h"
 #include "base/mem.h"
 #include "base/metrics.h"
 #include "rpc/rpc_stats.h"
@@ -12,6 +14,7 @@ struct rpc_stats {
     void (*fill)(void *user, Tandem__V1__StatsReply *reply);
     void *user;
     int64_t since_us;
+    char instance[INSTANCE_MAX];
     pthread_mutex_t mu; // held during fill and the packing of the reply
 };
 
@@ -46,6 +49,7 @@ static void stats_start(struct rpc_call *c, struct rpc_msg *req)
     AUTO(buf_done) struct buf text = {0};
     buf_init(&text, MAX_TEXT);
     Tandem__V1__StatsReply reply = TANDEM__V1__STATS_REPLY__INIT;
+    reply.instance = rpc_text(st->instance);
     pthread_mutex_lock(&st->mu);
     st->fill(st->user, &reply); // before rendering: it may set gauges
     metrics_render(&text);
@@ -57,6 +61,11 @@ static void stats_start(struct rpc_call *c, struct rpc_msg *req)
     else
         rpc_call_reply(c, &reply.base);
     pthread_mutex_unlock(&st->mu);
+}
+
+void rpc_stats_set_instance(struct rpc_stats *st, const char *instance)
+{
+    snprintf(st->instance, sizeof(st->instance), "%s", instance);
 }
 
 void rpc_stats_register(struct rpc_stats *st, struct rpc_server *s)

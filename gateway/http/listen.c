@@ -74,20 +74,6 @@ int listen_open(const char *address, int *ret_fd)
     return 0;
 }
 
-void listen_name(int fd, char *name, size_t size)
-{
-    struct sockaddr_storage a = {0};
-    socklen_t len = sizeof(a);
-    char host[64], port[8];
-    if (getsockname(fd, (struct sockaddr *)&a, &len) == 0 && a.ss_family == AF_UNIX)
-        snprintf(name, size, "unix:%s", ((struct sockaddr_un *)&a)->sun_path);
-    else if (getnameinfo((struct sockaddr *)&a, len, host, sizeof(host), port, sizeof(port),
-                         NI_NUMERICHOST | NI_NUMERICSERV) == 0)
-        snprintf(name, size, a.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
-    else
-        snprintf(name, size, "a passed socket");
-}
-
 bool listen_is_public(int fd)
 {
     union {

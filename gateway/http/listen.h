@@ -7,7 +7,5 @@
  * A stale socket file is replaced, a live one is not (base/unix_socket.h).
  * -EINVAL, -EADDRINUSE, -EACCES ..., each with a sentence. */
 int listen_open(const char *address, int *ret_fd);
-/* The address for logs and tests: "127.0.0.1:41234" or "unix:/path". */
-void listen_name(int fd, char *name, size_t size);
 /* Whether other machines may reach it: neither a unix socket nor a loopback address. */
 bool listen_is_public(int fd);

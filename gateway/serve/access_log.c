@@ -103,8 +103,10 @@ void access_log_refused(const struct access_log *c, struct http_request *r,
 {
     metrics_add(metrics.failed, 1);
     count_denied(fault->status);
+    char why[sizeof(fault->text) + sizeof("...")];
     log_info("request refused id=%s%s endpoint=%s status=%d param=%s: %s", http_id(r),
-             ids_text(c).text, endpoints[c->kind], fault->status, fault->param, fault->text);
+             ids_text(c).text, endpoints[c->kind], fault->status, fault->param,
+             log_unquoted(fault->text, why, sizeof(why)));
 }
 
 void access_log_retried(const struct access_log *c, struct http_request *r, const char *from,

@@ -365,21 +365,57 @@ static void set_gauges(struct query *a)
     }
 }
 
+static bool text_is(const ProtobufCBinaryData *b, const char *text)
+{
+    return b->len == strlen(text) && (!b->len || memcmp(b->data, text, b->len) == 0);
+}
+
+/* Whether reply i is the only one with its instance. Verifiers that were given the same one would
+ * produce the same series. */
+static bool has_own_instance(const struct query *a, unsigned i)
+{
+    const ProtobufCBinaryData *own = &a->replies[i].stats->instance;
+    if (!own->len || text_is(own, a->g->instance))
+        return false;
+    for (unsigned j = 0; j < a->n; j++) {
+        const Tandem__V1__StatsReply *other = a->replies[j].stats;
+        if (j != i && other && other->instance.len == own->len &&
+            memcmp(other->instance.data, own->data, own->len) == 0)
+            return false;
+    }
+    return true;
+}
+
+/* Whether an earlier reply is that of the same target, which was listed twice. */
+static bool is_repeated(const struct query *a, unsigned i)
+{
+    for (unsigned j = 0; j < i; j++)
+        if (a->replies[j].stats &&
+            !strcmp(upstream_target(a->replies[j].v), upstream_target(a->replies[i].v)))
+            return true;
+    return false;
+}
+
+static void add_verifier(struct prom_merge *all, const struct query *a, unsigned i)
+{
+    const Tandem__V1__StatsReply *s = a->replies[i].stats;
+    const char *target = upstream_target(a->replies[i].v);
+    bool own = has_own_instance(a, i);
+    prom_merge_add(all, (char *)s->prometheus.data, s->prometheus.len,
+                   own ? (char *)s->instance.data : target, own ? s->instance.len : strlen(target));
+}
+
 /* body: the metrics of this process, replaced by those merged with the verifiers' metrics. */
 static void join_metrics(struct query *a, bool openmetrics, struct buf *body)
 {
     struct prom_merge all;
     prom_merge_init(&all);
-    prom_merge_add(&all, body->data ? body->data : "", body->len, "gateway", strlen("gateway"));
+    prom_merge_add(&all, body->data ? body->data : "", body->len, a->g->instance,
+                   strlen(a->g->instance));
     buf_clear(body);
-    for (unsigned i = 0; i < a->n; i++) {
-        const Tandem__V1__StatsReply *s = a->replies[i].stats;
-        const char *target = upstream_target(a->replies[i].v);
-        if (s)
-            prom_merge_add(&all, (char *)s->prometheus.data, s->prometheus.len,
-                           s->instance.len ? (char *)s->instance.data : target,
-                           s->instance.len ? s->instance.len : strlen(target));
-    }
+    for (unsigned i = 0; i < a->n; i++)
+        if (a->replies[i].stats && !is_repeated(a, i))
+            add_verifier(&all, a, i);
     if (openmetrics)
         prom_merge_write_openmetrics(&all, body);
     else

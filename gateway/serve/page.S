@@ -1,4 +1,6 @@
 /* page.S - the files of the page at /, inside the program. */
+#include "base/asm_notes.inc"
+
     .section .rodata
 
     .macro embed name, file
@@ -20,4 +22,3 @@ page_\name\()_end:
     embed card_js, card.js
     embed answer_js, answer.js
     embed live_js, live.js
-    .section .note.GNU-stack, "", %progbits

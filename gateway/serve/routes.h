@@ -4,6 +4,7 @@
 #pragma once
 #include <stdatomic.h>
 #include <stdint.h>
+#include "base/instance.h"
 #include "gateway/serve/auth.h"
 #include "gateway/http/cors.h"
 #include "gateway/serve/completions.h"
@@ -15,6 +16,7 @@ struct gateway {
     struct completions *completions;
     struct auth *auth; // NULL: no key is required
     bool metrics_open; // the metrics need no key
+    char instance[INSTANCE_MAX];
     struct cors cors;
     int64_t started_us;
     atomic_bool draining;

@@ -1,4 +1,6 @@
 /* template_worker.S - the script that renders chat templates, inside the program. */
+#include "base/asm_notes.inc"
+
     .section .rodata
     .global template_worker_source
     .global template_worker_size
@@ -10,4 +12,3 @@ template_worker_end:
     .balign 8
 template_worker_size:
     .quad template_worker_end - template_worker_source
-    .section .note.GNU-stack, "", %progbits

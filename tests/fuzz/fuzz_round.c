@@ -25,8 +25,7 @@ static void start(void)
                                  .max_context = 500,
                                  .k_max = 20,
                                  .idle_us = INT64_MAX};
-    struct proposer_config c = {
-        .name = "ngram", .instance = "fuzz", .k_max = 20, .ops = &prop_ngram, .shared = shared};
+    struct proposer_config c = {.name = "ngram", .k_max = 20, .ops = &prop_ngram, .shared = shared};
     if (sessions_new(&sc, &sessions) < 0)
         abort();
     c.sessions = sessions;

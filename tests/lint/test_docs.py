@@ -7,6 +7,7 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev"))
+SERVICES = ["proposer-svc", "verifier-svc", "gateway"]
 
 
 def read(path):
@@ -14,10 +15,33 @@ def read(path):
         return f.read()
 
 
+def linked_libraries():
+    """The libraries that the services name themselves, such as libcrypto; the dynamic linker belongs to libc."""
+    text = "".join(subprocess.run(["readelf", "-dW", os.path.join(BIN, name)], check=True, capture_output=True, text=True,
+                                  env={**os.environ, "LC_ALL": "C"}).stdout for name in SERVICES)
+    return {name for name in re.findall(r"\(NEEDED\).*\[(.*?)\.so", text) if not name.startswith("ld-")}
+
+
 class Documents(unittest.TestCase):
+    def test_the_licence_lists_exactly_the_linked_libraries(self):
+        names = re.findall(r"^((?:lib[\w.-]+(?:, )?)+) +\w[\w -]+? {2,}\S", read("LICENSE"), re.M)
+        self.assertEqual(sorted(", ".join(names).split(", ")), sorted(linked_libraries()))
+
+    def test_the_version_is_that_of_the_changelog(self):
+        newest = re.search(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d\d-\d\d$", read("CHANGELOG.md"), re.M)[1]
+        for name in SERVICES:
+            version = subprocess.run([os.path.join(BIN, name), "--version"], check=True, capture_output=True, text=True)
+            self.assertEqual(version.stdout, f"{name} {newest}\n")
+
+    def test_the_version_has_one_place(self):
+        version = re.search(r"^project\(tandem VERSION (\S+)", read("CMakeLists.txt"), re.M)[1]
+        files = subprocess.run(["git", "grep", "-lwF", version, "--", ":!tests/clients/package-lock.json", ":!docs/results"],
+                               cwd=ROOT, capture_output=True, text=True)
+        self.assertEqual(set(files.stdout.split()) - {"CHANGELOG.md"}, {"CMakeLists.txt"})
+
     def test_configuration_holds_the_tables_of_the_services(self):
         page = read("docs/configuration.md")
-        for name in ["proposer-svc", "verifier-svc", "gateway"]:
+        for name in SERVICES:
             table = subprocess.run([os.path.join(BIN, name), "--print-config"], check=True, capture_output=True, text=True)
             self.assertIn(f"## {name}\n\n{table.stdout}", page, "run: ./tandem fmt")
 
@@ -59,7 +83,7 @@ class Documents(unittest.TestCase):
                 self.assertRegex(text, re.compile(line, re.M), page)
 
     def test_links_between_documents_have_a_target(self):
-        pages = ["README.md", "models/README.md", *glob.glob("docs/**/*.md", root_dir=ROOT, recursive=True)]
+        pages = ["README.md", "CHANGELOG.md", "models/README.md", *glob.glob("docs/**/*.md", root_dir=ROOT, recursive=True)]
         for page in pages:
             for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", read(page)):
                 target = os.path.join(ROOT, os.path.dirname(page), link)

@@ -23,14 +23,14 @@ int verifier_service_not_ready(struct verifier_service *s)
 void verifier_service_refuse(struct verifier_service *s, struct rpc_call *call,
                              const Tandem__V1__GenerateRequest *msg, int err)
 {
-    char id[REQUEST_MAX_ID + 1] = "", trace[TRACE_ID_LEN + 1] = "";
+    char id[REQUEST_MAX_ID + 1] = "", trace[TRACE_ID_LEN + 1] = "", why[FAIL_TEXT_MAX];
     metrics_add(s->stats->refused, 1);
     if (msg) {
         request_id(msg, id);
         trace_id(msg->traceparent.data, msg->traceparent.len, trace);
     }
     log_info("request refused id=%s%s%s code=%s: %s", id, *trace ? " trace=" : "", trace,
-             rpc_code_name(rpc_code_of(err)), fail_text());
+             rpc_code_name(rpc_code_of(err)), log_unquoted(fail_text(), why, sizeof(why)));
     rpc_call_fail(call, err);
 }
 

@@ -287,7 +287,6 @@ void verifier_service_fill_stats(void *user, Tandem__V1__StatsReply *reply)
     const struct stats *m = s->stats;
     struct drafts *d = engine_drafts(s->engine);
     reply->service = rpc_text("verifier");
-    reply->instance = rpc_text(s->options->instance);
     reply->running = (uint32_t)metrics_value(m->running);
     reply->waiting = (uint32_t)metrics_value(m->waiting);
     reply->tokens_per_s = stats_tokens_per_s(m, clock_us());

@@ -49,7 +49,6 @@ struct honest *honest_start(const char *path)
                                  .idle_us = INT64_MAX};
     assert_int_equal(sessions_new(&sc, &h->sessions), 0);
     struct proposer_config c = {.name = "ngram",
-                                .instance = "test",
                                 .k_max = 20,
                                 .max_context = sc.max_context,
                                 .sessions = h->sessions,

@@ -9,9 +9,10 @@
 
 struct child gateway_listen(const char *verifier, const char *const *more, unsigned *ret_port)
 {
-    const char *args[CHILD_MAX_ARGS] = {"--listen", "127.0.0.1:0", "--verifiers", verifier};
+    const char *args[CHILD_MAX_ARGS] = {"--listen", "127.0.0.1:0", "--verifiers",
+                                        verifier,   "--instance",  "gateway"};
     for (unsigned i = 0; more && more[i]; i++)
-        args[4 + i] = more[i];
+        args[6 + i] = more[i];
     struct child s = child_start(BINARY_DIR "/gateway", args);
     AUTO(mem_free) char *rest = child_wait_log(&s, "listening on ");
     const char *colon = strchr(rest, ':');

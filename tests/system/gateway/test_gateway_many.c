@@ -107,7 +107,8 @@ static void start_gateway(const char *first, const char *second)
 {
     char targets[300];
     snprintf(targets, sizeof(targets), "%s,%s", first, second);
-    const char *args[] = {"--listen", "127.0.0.1:0", "--verifiers", targets, NULL};
+    const char *args[] = {"--listen",   "127.0.0.1:0", "--verifiers", targets,
+                          "--instance", "gateway",     NULL};
     gateway = child_start(BINARY_DIR "/gateway", args);
     char *rest = child_wait_log(&gateway, "listening on 127.0.0.1:");
     port = (unsigned)atoi(rest);

@@ -36,7 +36,8 @@ class Observe(unittest.TestCase):
 
     def fetch(self, path, body=None, url="", **headers):
         """(status, text)"""
-        request = urllib.request.Request((url or self.url) + path, json.dumps(body).encode() if body is not None else None,
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request((url or self.url) + path, data,
                                          {"Content-Type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}})
         try:
             with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
@@ -93,6 +94,25 @@ class Logs(Observe):
         [gateway], [verifier] = self.lines("v-gateway", "bad-2"), self.lines("v", "bad-2")
         self.assertEqual([gateway["status"], verifier["trace"], verifier["code"]], ["400", TRACE, "INVALID_ARGUMENT:"])
 
+    def test_refusals_quote_the_request_in_the_answer_but_not_in_the_log(self):
+        for i, (path, body) in enumerate([
+                ("/v1/completions", b'{"prompt": "Once", secretword'),
+                ("/v1/completions", b'{"secretword": 1, "secretword": 2}'),
+                ("/v1/completions", {"prompt": "Once", "logit_bias": {"secretword's": 1}}),
+                ("/v1/completions", {"prompt": "Once", "response_format": {"type": "secretword"}}),
+                ("/v1/chat/completions", {"messages": [{"role": "secretword", "content": "Once"}]}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "secretword"}]}]}),
+                ("/v1/responses", {"input": [{"type": "secretword"}]})]):
+            with self.subTest(body=body):
+                status, text = self.fetch(path, body, X_Request_Id=f"quote-{i}")
+                self.assertEqual(status, 400)
+                self.assertIn("secretword", text)
+                [line] = self.lines("v-gateway", f"quote-{i}")
+                self.assertEqual(line["status"], "400")
+        for name in ["v-gateway", "v"]:
+            with open(os.path.join(self.services.folder, f"{name}.log"), encoding="utf-8") as f:
+                self.assertNotIn("secretword", f.read())
+
     def test_a_line_names_the_owner_of_the_key_but_not_the_key(self):
         path, port = os.path.join(self.services.folder, "keys"), services.free_port()
         with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="utf-8") as f:
@@ -123,6 +143,10 @@ def series(text):
     for name, labels in re.findall(r"^([a-z_0-9]+)\{(.*?)\} \S+(?: #.*)?$", text, re.M):
         found[name] |= set(re.findall(r'(\w+)="', labels))
     return found
+
+
+def instances(text):
+    return set(re.findall(r'\binstance="(.*?)"', text))
 
 
 class Metrics(Observe):
@@ -169,6 +193,34 @@ class Metrics(Observe):
         there = set(re.findall(r"^# TYPE (\S+) ", self.fetch("/metrics")[1], re.M))
         self.assertEqual(there - told, set())
         self.assertEqual({name for name in told - there if not name.startswith("tandem_drafter_")}, set())
+
+    def test_no_series_occurs_twice(self):
+        """Two verifiers without the setting `instance`, two with one name, and a target that is listed twice."""
+        ports = [services.free_port() for _ in range(2)]
+        for name, named in [("w", []), ("x", ["--instance", "same"]), ("y", ["--instance", "same"])]:
+            self.services.start("verifier-svc", name, "--listen", self.services.path(name), "--model", MODEL, "--threads", "1", *named)
+        targets = [arg for name in "vwxyw" for arg in ["--verifiers", self.services.path(name)]]
+        for port in ports:
+            self.services.start("gateway", f"gateway-{port}", "--listen", f"127.0.0.1:{port}", *targets)
+        texts = [self.merged(f"http://127.0.0.1:{port}", 4) for port in ports]
+        for text in texts:
+            self.assertTrue({"same"}.isdisjoint(instances(text)), "a name that two verifiers have is replaced")
+            found = collections.Counter(re.findall(r"^([a-z_0-9]+\{.*?\}) \S+$", text, re.M))
+            self.assertEqual([key for key, n in found.items() if n > 1], [])
+        gateways = [instances("\n".join(re.findall(r"^tandem_gateway_.*", text, re.M))) for text in texts]
+        self.assertEqual([[name.endswith(f":{port}") for name in names] for names, port in zip(gateways, ports)], [[True], [True]])
+
+    def merged(self, url, n_verifiers):
+        """The metrics, when the gateway has reached all of its verifiers."""
+        end = time.monotonic() + LIMIT_S
+        while True:
+            with contextlib.suppress(OSError):
+                text = self.fetch("/metrics", url=url)[1]
+                if len(re.findall(r"^tandem_gateway_verifier_up\{.*\} 1$", text, re.M)) == n_verifiers:
+                    if len(re.findall(r"^tandem_kv_cache_blocks\{", text, re.M)) >= n_verifiers:
+                        return text
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.05)
 
     def test_the_dashboard_queries_existing_series(self):
         there = series(self.fetch("/metrics")[1])

@@ -342,6 +342,24 @@ class Units(unittest.TestCase):
         self.assertEqual(about_us, [])
         self.assertEqual(run.returncode, 0, run.stderr)
 
+    def test_services_restart_for_ever(self):
+        """By default systemd starts a unit at most five times in ten seconds, and its socket fails with it."""
+        for unit in UNITS:
+            with open(os.path.join(self.folder, f"{unit}.service"), encoding="utf-8") as f:
+                head, body = re.split(r"^\[Service\]$", f.read(), flags=re.M)
+            self.assertRegex(head, re.compile("^StartLimitIntervalSec=0$", re.M), unit)
+            self.assertRegex(body, re.compile("^Restart=always$", re.M), unit)
+            self.assertRegex(body, re.compile("^RestartSec=1$", re.M), unit)
+
+    def test_pauses_grow_where_systemd_can(self):
+        """systemd before 254, such as that of Debian 12, would ignore these keys with a warning."""
+        shown = subprocess.run(["systemd-analyze", "--version"], check=True, capture_output=True, text=True).stdout
+        steps = int(re.search(r"\d+", shown).group()) >= 254
+        for unit in UNITS:
+            with open(os.path.join(self.folder, f"{unit}.service"), encoding="utf-8") as f:
+                self.assertEqual(re.findall(r"^Restart(?:Steps|MaxDelaySec)=\S+$", f.read(), re.M),
+                                 ["RestartSteps=8", "RestartMaxDelaySec=30"] if steps else [], unit)
+
     def test_services_are_hardened(self):
         for unit in UNITS:
             run = subprocess.run(["systemd-analyze", "security", "--offline=true", "--threshold=20",

@@ -99,7 +99,6 @@ static void start_verifier(int load_wait_s)
 {
     options = (struct verifier_options){.model = MODEL,
                                         .kv_disk = "",
-                                        .instance = "test",
                                         .k = 5,
                                         .max_sequences = 4,
                                         .queue_length = 5,

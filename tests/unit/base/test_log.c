@@ -111,6 +111,18 @@ static void long_foreign_text_is_cut(void **state)
     }
 }
 
+static void a_refusal_is_logged_up_to_its_first_quote(void **state)
+{
+    (void)state;
+    char out[64];
+    assert_string_equal(log_unquoted("role is 'a' or 'b'; why", out, sizeof(out)), "role is ...");
+    assert_string_equal(log_unquoted("'a", out, sizeof(out)), "...");
+    assert_string_equal(log_unquoted("the user's id near 'it's'", out, sizeof(out)),
+                        "the user's id near ...");
+    assert_string_equal(log_unquoted("", out, sizeof(out)), "");
+    assert_string_equal(log_unquoted("the proposer's name", out, 4), "the");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -121,6 +133,7 @@ int main(void)
         cmocka_unit_test(levels_are_read_by_name),
         cmocka_unit_test(foreign_text_is_quoted),
         cmocka_unit_test(long_foreign_text_is_cut),
+        cmocka_unit_test(a_refusal_is_logged_up_to_its_first_quote),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

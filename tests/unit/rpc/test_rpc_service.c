@@ -47,6 +47,7 @@ static void a_service_has_health_reflection_and_stats(void **state)
     Tandem__V1__StatsReply *reply = (Tandem__V1__StatsReply *)m;
     assert_int_equal(reply->running, 3);
     assert_memory_equal(reply->service.data, "test", 4);
+    assert_non_null(memmem(reply->instance.data, reply->instance.len, path + 5, strlen(path + 5)));
     protobuf_c_message_free_unpacked(m, NULL);
     rpc_client_free(c);
     rpc_service_stop(s, 1000);
