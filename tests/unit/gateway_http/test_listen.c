@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include "base/err.h"
+#include "base/instance.h"
 #include "base/mem.h"
 #include "gateway/http/listen.h"
 #include "lib/lib.h"
@@ -40,7 +41,7 @@ static void check_public(const char *address, bool is_public)
     int fd;
     if (listen_open(address, &fd) < 0)
         fail_msg("%s", fail_text());
-    listen_name(fd, name, sizeof(name));
+    instance_address(fd, name, sizeof(name));
     assert_int_equal(strncmp(name, address, strrchr(address, ':') - address), 0);
     assert_int_equal(listen_is_public(fd), is_public);
     close(fd);
@@ -66,7 +67,7 @@ static void a_descriptor_that_is_no_socket_counts_as_public(void **state)
     char name[128];
     assert_int_equal(pipe(ends), 0);
     assert_true(listen_is_public(ends[0]));
-    listen_name(ends[0], name, sizeof(name));
+    instance_address(ends[0], name, sizeof(name));
     assert_string_equal(name, "a passed socket");
     close(ends[0]);
     close(ends[1]);
