@@ -108,8 +108,9 @@ command_test() {
         export TANDEM_TEST_LONG=1
     fi
     local options=(-DTANDEM_TEST_TIMEOUT_S=$((long ? 21600 : 600)))
-    build dev "${options[@]}"
-    run_ctest dev 'unit|kernel|golden|fuzz|lint|system|clients'
+    # What users get. Its assert() is off; both builds with sanitizers have it on.
+    build release -DTANDEM_TESTS=ON -DTANDEM_WERROR=ON "${options[@]}"
+    run_ctest release 'unit|kernel|golden|fuzz|lint|system|clients'
     build asan "${options[@]}"
     run_ctest asan 'unit|fuzz|system|clients'
     build tsan "${options[@]}"

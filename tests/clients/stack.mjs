@@ -10,7 +10,7 @@ import path from 'node:path';
 import {fileURLToPath} from 'node:url';
 
 export const root = path.resolve(path.dirname(fileURLToPath(import.meta.url)), '../..');
-const bin = process.env.TANDEM_BIN ?? path.join(root, 'build/dev');
+const bin = process.env.TANDEM_BIN ?? path.join(root, 'build/release');
 const clients = process.env.TANDEM_CLIENTS ?? path.join(root, 'build/clients');
 export const need = createRequire(path.join(clients, 'x.js')); // packages are in build/, not next to the sources
 

@@ -22,7 +22,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
 from peer import TYPES, Missing, Model, Peer, Rows
 
 LONG = os.environ.get("TANDEM_TEST_LONG")
-TOOL = os.path.join(os.environ.get("TANDEM_BIN", "build/dev"), "tests", "logits_tool")
+TOOL = os.path.join(os.environ.get("TANDEM_BIN", "build/release"), "tests", "logits_tool")
 
 EMBD, FF, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 256, 512, 2, 8, 2, 32, 96
 ARCHS = ("llama", "qwen2", "qwen3")

@@ -13,7 +13,7 @@ import unittest
 from test_peer_logits import LONG, peer_or_skip
 from peer import TYPES
 
-TOOL = os.path.join(os.environ.get("TANDEM_BIN", "build/dev"), "tests", "dequant_tool")
+TOOL = os.path.join(os.environ.get("TANDEM_BIN", "build/release"), "tests", "dequant_tool")
 N_IN, N_OUT = 512, 40
 # Where a block has its halfs; else at 0 and 2.
 SCALES = {"Q6_K": (208,), **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,))}

@@ -12,7 +12,7 @@ import tempfile
 import unittest
 
 LONG = os.environ.get("TANDEM_TEST_LONG")
-BIN = os.path.join(os.environ.get("TANDEM_BIN", "build/dev"), "tests")
+BIN = os.path.join(os.environ.get("TANDEM_BIN", "build/release"), "tests")
 PROGRAMS = sorted(os.path.basename(p)[:-2] for p in glob.glob("tests/kernel/test_*.c") if not p.endswith("_blas.c"))
 ARM = "aarch64-linux-gnu"
 ARM_CMOCKA = os.path.abspath("build/arm64/usr")
