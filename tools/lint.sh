@@ -44,13 +44,18 @@ lint_analyzer() {
     [ -z "$new" ]
 }
 
-command_lint() {
-    need_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_LINT[@]}" libcmocka-dev python3
-    build dev
+# The checkers that ./tandem test runs, too.
+lint_quick() {
     check clang-format lint_format
+    check cppcheck lint_cppcheck
+}
+
+command_lint() {
+    need_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_LINT[@]}" clang-tidy libcmocka-dev python3
+    build dev
+    lint_quick
     local script
     for script in tests/lint/test_*.py; do check "$script" /usr/bin/python3 "$script"; done
-    check cppcheck lint_cppcheck
     check clang-tidy lint_tidy
     check "gcc -fanalyzer" lint_analyzer
     show_results

@@ -1,5 +1,7 @@
 # shellcheck shell=bash
 # test.sh - ./tandem test.
+# shellcheck source=/dev/null
+. tools/lint.sh
 
 CLIENTS=build/clients # the npm packages of tests/clients are installed here
 
@@ -100,7 +102,8 @@ command_test() {
     local extra=()
     mapfile -t extra < <(packages_node)
     [ -z "$long" ] || extra+=("${PACKAGES_FUZZ[@]}" "${PACKAGES_CROSS[@]}")
-    need_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_RUN[@]}" "${PACKAGES_TEST[@]}" "${extra[@]}"
+    need_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_RUN[@]}" "${PACKAGES_TEST[@]}" "${PACKAGES_LINT[@]}" "${extra[@]}"
+    lint_quick
     check "npm packages" npm_clients
     unpack_promtool
     if [ -n "$long" ]; then

@@ -151,7 +151,7 @@ static enum drafts_verdict check_shape(const Tandem__V1__SequenceDraft *a,
 /* The parents of *draft are checked: each comes before its child. */
 static enum drafts_verdict check_depth(const struct draft *draft, uint32_t n, uint32_t max_depth)
 {
-    uint32_t depth[DRAFT_MAX_NODES];
+    uint32_t depth[DRAFT_MAX_NODES] = {0};
     for (uint32_t i = 0; i < n; i++) {
         int32_t parent = draft->parents[i];
         depth[i] = parent < 0 ? 1 : depth[parent] + 1;

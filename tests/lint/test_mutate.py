@@ -1,0 +1,53 @@
+"""tools/mutate.py: the faults that it draws from a line of C."""
+import os
+import sys
+import unittest
+
+from test_names import ROOT
+
+sys.path.insert(0, os.path.join(ROOT, "tools"))
+import mutate  # noqa: E402
+
+
+def faults(line):
+    return [new.strip() for _, new in mutate.faults_of_line(line, mutate.code_lines(line)[0])]
+
+
+class Faults(unittest.TestCase):
+    def test_operators_constants_and_conditions_change(self):
+        self.assertEqual(faults("    if (n < 8)"), ["if (n <= 8)", "if (n < 9)", "if (!(n < 8))"])
+        self.assertEqual(faults("    x = a && b;"), ["x = a || b;"])
+        self.assertEqual(faults("    ok = true;"), ["ok = false;"])
+
+    def test_calls_and_refusals_are_removed(self):
+        self.assertEqual(faults("    free(p);"), [";"])
+        self.assertIn(";", faults('    return fail(-EINVAL, "too many");'))
+
+    def test_texts_comments_and_logs_stay(self):
+        self.assertEqual(faults('    f("a < 1 && b"); // n < 2'), [";"])
+        self.assertEqual(faults('    log_info("%d", n + 1);'), [])
+        self.assertEqual(faults("    assert(n < 8);"), [])
+        self.assertEqual(faults("#define N 8"), [])
+        self.assertEqual(mutate.code_lines("/* a\n8 */ x")[1].strip(), "x")
+
+    def test_a_seed_draws_the_same_faults(self):
+        class Options:
+            folder, refusals, faults = "common/rpc", False, 20
+        self.assertEqual(mutate.choose(Options, 1), mutate.choose(Options, 1))
+        self.assertNotEqual(mutate.choose(Options, 1), mutate.choose(Options, 2))
+
+    def test_refusals_are_drawn_alone(self):
+        class Options:
+            folder, refusals, faults = "gateway/serve", True, 50
+        for fault in mutate.choose(Options, 1):
+            self.assertRegex(fault.old, mutate.REFUSAL)
+
+    def test_each_folder_has_its_programs(self):
+        self.assertIn("test_auth", mutate.programs_of("gateway/serve"))
+        self.assertIn("test_rpc", mutate.programs_of("common/rpc"))
+        self.assertIn("test_verify", mutate.programs_of("verifier-svc/engine"))
+        self.assertIn("test_proposer", mutate.programs_of("proposer-svc"))
+
+
+if __name__ == "__main__":
+    unittest.main()
