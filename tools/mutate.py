@@ -184,7 +184,7 @@ class Suite:
         return ""
 
     def build(self):
-        services = ["gateway", "verifier-svc", "proposer-svc"]
+        services = ["gateway", "verifier-svc", "proposer-svc", "make_model"] # test_memory runs make_model
         return run(["ninja", "-C", "build/dev", "-j", self.jobs, *services, *self.compiled], BUILD_LIMIT_S)
 
     def test(self, file):
