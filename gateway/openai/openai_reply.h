@@ -86,7 +86,7 @@ struct openai_reply_head {
     bool hides_reasoning;             // reasoning is recognised and left out
     bool one_call;                    // only the first of several calls
     struct output_parser_rules rules; // chats
-    char *tools;                      // of the request, owned from now on; NULL: none
+    struct tool_types *tools;         // of the request, owned from now on; NULL: none
     char *echoed;                     // of a response, owned from now on
     const char *id;                   // of the request
     uint64_t id_seed;                 // differs between requests

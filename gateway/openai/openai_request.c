@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "gateway/openai/openai_read.h"
+#include "gateway/openai/tool_types.h"
 
 /* ---- completions ---- */
 
@@ -187,7 +188,7 @@ void openai_request_done(struct openai_request *q)
 {
     free(q->model);
     free(q->template_vars);
-    free(q->tools);
+    tool_types_free(q->tools);
     free(q->echoed);
     for (unsigned i = 0; i < q->n_prompts; i++) {
         free(q->prompts[i].text);

@@ -29,6 +29,8 @@ enum openai_kind {
     OPENAI_RESPONSES = 4,  // POST /v1/responses
 };
 
+struct tool_types;
+
 struct openai_bias {
     uint32_t token;
     float bias;
@@ -46,8 +48,8 @@ struct openai_request {
     enum openai_kind kind;
     char *model;         // NULL: any
     char *template_vars; // chat: a JSON object, the variables of the template (messages, tools ...)
-    char *tools;         // chat: the tools that may be called, a JSON array; NULL: none
-    char *echoed;        // responses: members of the answer that repeat the request
+    struct tool_types *tools;        // chat: the tools that may be called; NULL: none
+    char *echoed;                    // responses: members of the answer that repeat the request
     struct openai_prompt *prompts;   // (n_prompts) of a completion; of a chat once it is rendered
     unsigned n_prompts, max_running; // max_running: prompts that may run at a time
     char *prediction;                // NULL: none
