@@ -93,6 +93,11 @@ void openai_reply_done(struct openai_reply *r)
     *r = (struct openai_reply){0};
 }
 
+size_t openai_reply_kept_bytes(const struct openai_reply *r)
+{
+    return tool_types_bytes(r->types) + (r->echoed ? strlen(r->echoed) + 1 : 0);
+}
+
 /* A made id has nine characters: Mistral's templates refuse any other length. */
 const char *openai_call_id(const struct openai_reply *r, unsigned choice, unsigned index,
                            const struct tool_call *call, char made[OPENAI_CALL_ID])

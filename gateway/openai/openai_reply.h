@@ -98,6 +98,8 @@ struct openai_reply_head {
 /* -ENOMEM. */
 int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *head);
 void openai_reply_done(struct openai_reply *r);
+/* The memory that stays of the request while it is answered. */
+size_t openai_reply_kept_bytes(const struct openai_reply *r);
 
 /* The number of tokens of the choice's prompt, and how many of them were cached. */
 void openai_reply_prompt(struct openai_reply *r, unsigned choice, uint32_t n, uint32_t n_cached);

@@ -19,14 +19,14 @@ static int chat(const char *members)
 {
     AUTO(mem_free) char *body = NULL;
     assert_true(asprintf(&body, "{%s}", members) > 0);
-    return openai_request_parse(OPENAI_CHAT, body, strlen(body), &q, &fault);
+    return openai_request_parse(OPENAI_CHAT, body, strlen(body), NULL, &q, &fault);
 }
 
 static int completion(const char *members)
 {
     AUTO(mem_free) char *body = NULL;
     assert_true(asprintf(&body, "{%s}", members) > 0);
-    return openai_request_parse(OPENAI_COMPLETION, body, strlen(body), &q, &fault);
+    return openai_request_parse(OPENAI_COMPLETION, body, strlen(body), NULL, &q, &fault);
 }
 
 static void refused(int rc, const char *param)
@@ -494,7 +494,8 @@ static void bodies_need_no_nul_at_the_end(void **state)
     for (size_t n = 0; n < sizeof(body) - 1; n++) {
         AUTO(mem_free) char *cut = malloc(n + !n);
         memcpy(cut, body, n);
-        assert_int_equal(openai_request_parse(OPENAI_COMPLETION, cut, n, &q, &fault), -EINVAL);
+        assert_int_equal(openai_request_parse(OPENAI_COMPLETION, cut, n, NULL, &q, &fault),
+                         -EINVAL);
     }
 }
 
@@ -541,7 +542,7 @@ static void a_failed_allocation_is_not_the_clients_fault(void **state)
         bool failed = true;
         while (failed) {
             failing_at(++n);
-            int rc = openai_request_parse(full[i].kind, full[i].body, len, &q, &fault);
+            int rc = openai_request_parse(full[i].kind, full[i].body, len, NULL, &q, &fault);
             if ((failed = failing_has_failed()))
                 check_shortage(rc, n, full[i].body);
             else
