@@ -1,5 +1,6 @@
 /* main.c - the gateway: wiring, start, drain. */
 #include <errno.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,11 @@
 #include "gateway/upstream/upstream.h"
 
 #define TICK_US 250000
+#define TRIM_BYTES (32u << 20)     // freed by requests ...
+#define TRIM_IDLE_BYTES (1u << 20) // ... or so many, and no request holds counted memory
+/* Each thread's heap keeps so much at its end. malloc_trim() does not reach that memory, and the
+ * messages of the gateway are smaller than those for which base/svc.c keeps 512 MiB. */
+#define TRIM_KEEP_BYTES (4 << 20)
 #define END_US 5000000 // after a drain: time for the last answers and the end of all calls
 
 static struct gateway gateway;
@@ -165,14 +171,34 @@ static int start(const struct gateway_options *o)
     return rc;
 }
 
+/* Returns freed memory to the system once requests have freed much. malloc keeps it otherwise
+ * (base/svc.c), which is faster for the messages of a steady load. */
+static void trim_memory(void)
+{
+    static size_t trimmed_at;
+    size_t freed = http_freed_bytes(http);
+    bool idle = http_body_bytes(http) == 0;
+    if (freed - trimmed_at < (idle ? TRIM_IDLE_BYTES : TRIM_BYTES))
+        return;
+    trimmed_at = freed;
+    malloc_trim(TRIM_KEEP_BYTES);
+}
+
+/* One round of the main thread's periodic work. */
+static void tick(void)
+{
+    svc_watchdog();
+    completions_tick(gateway.completions);
+    trim_memory();
+}
+
 /* Runs until a signal (true), or until a new process has taken over (false). */
 static bool serve(void)
 {
     int sig = 0;
     while (!sig && handover_state() != HANDOVER_READY) {
         sig = svc_wait_signal(TICK_US);
-        svc_watchdog();
-        completions_tick(gateway.completions);
+        tick();
     }
     if (sig)
         log_info("stopping on signal %d, active=%u", sig, http_n_active(http));
@@ -187,8 +213,7 @@ static bool wait_for(unsigned (*n_left)(struct http_server *s), int64_t until_us
         if (n != reported)
             svc_status("draining, %u left", n);
         reported = n;
-        svc_watchdog();
-        completions_tick(gateway.completions);
+        tick();
         if (svc_wait_signal(TICK_US / 10))
             return false;
     }
@@ -259,6 +284,7 @@ int main(int argc, char **argv)
     struct gateway_options *o;
     enum log_level level;
     svc_init();
+    mallopt(M_TRIM_THRESHOLD, TRIM_KEEP_BYTES);
     int rc = gateway_options_read(argc, argv, &o);
     if (rc == 0 && log_level_of(o->log_level, &level) == 0) {
         log_init("gateway", level);

@@ -131,24 +131,19 @@ static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connectio
     return MHD_YES;
 }
 
-/* false: the bodies of all requests exceed max_bodies. */
-static bool count_body(struct http_request *r, size_t n)
-{
-    r->counted += n;
-    return atomic_fetch_add(&r->s->body_bytes, n) + n <= r->s->o.max_bodies;
-}
-
 /* A refused body is read and discarded: a client that still sends would not see the answer. */
 static enum MHD_Result take_body(struct http_request *r, const char *data, size_t *n)
 {
     r->body_bytes += *n;
     r->too_big |= r->body_bytes > r->s->o.max_body;
     bool taken = !r->too_big && !r->bodies_full && !r->refused;
-    r->bodies_full |= taken && !count_body(r, *n);
-    if (!taken || r->bodies_full)
-        http_release_body(r);
-    else
+    r->bodies_full |= taken && http_charge(r, r->counted + *n) < 0;
+    if (!taken || r->bodies_full) {
+        http_free_body(r);
+        http_charge(r, 0);
+    } else {
         buf_add(&r->body, data, *n);
+    }
     *n = 0;
     return r->body_bytes > r->s->o.max_body + DISCARD_BYTES ? MHD_NO : MHD_YES;
 }
@@ -308,6 +303,11 @@ unsigned http_n_open(struct http_server *s)
 size_t http_body_bytes(struct http_server *s)
 {
     return atomic_load(&s->body_bytes);
+}
+
+size_t http_freed_bytes(struct http_server *s)
+{
+    return atomic_load(&s->freed_bytes);
 }
 
 void http_wait_idle(struct http_server *s, int64_t timeout_us)

@@ -25,7 +25,7 @@ struct http_options {
     unsigned n_threads, max_connections;
     unsigned max_per_ip; // connections; 0: no such limit
     size_t max_body;     // bytes; more is 413
-    size_t max_bodies;   // bytes of all bodies together; more is 503
+    size_t max_bodies;   // memory of all requests together, see http_charge(); more is 503
     size_t max_header;   // bytes of request line and header; more is 431
     size_t max_unread;   // unread bytes of a stream, its first event not counted
     int64_t reader_us;   // most time with half of max_unread unread, or a whole answer stalled
@@ -47,6 +47,8 @@ void http_drain(struct http_server *s);
 unsigned http_n_active(struct http_server *s); // requests whose answer is not complete
 unsigned http_n_open(struct http_server *s);   // connections
 size_t http_body_bytes(struct http_server *s); // counted against max_bodies
+/* The sum of all bytes that were counted against max_bodies and are no longer. */
+size_t http_freed_bytes(struct http_server *s);
 /* Waits until no request is active, at most timeout_us. */
 void http_wait_idle(struct http_server *s, int64_t timeout_us);
 /* Ends the remaining requests and connections. References to requests stay valid. */
@@ -64,11 +66,14 @@ const char *http_path(const struct http_request *r); // decoded, without the que
 const char *http_field(const struct http_request *r, const char *name);
 const char *http_id(const struct http_request *r); // X-Request-Id if valid, else a random one
 const char *http_body(const struct http_request *r, size_t *ret_len); // a NUL follows
-/* Both may be called only by the thread that answers. http_free_body() frees the bytes once they
- * are parsed. The freed bytes still count against max_bodies, because the parsed data takes their
- * place. http_release_body(), or the release of the last reference, ends that. */
+/* Frees the bytes once they are parsed. Their size still counts against max_bodies, because the
+ * parsed data takes their place, until http_charge() sets another size. Only by the thread that
+ * answers, as the next function. */
 void http_free_body(struct http_request *r);
-void http_release_body(struct http_request *r);
+/* Sets the bytes of memory that the request counts against max_bodies. The release of the last
+ * reference sets 0. If they do not fit, nothing changes: -EAGAIN: other requests use the memory;
+ * -EMSGSIZE: the request alone needs more than max_bodies. Each with a sentence. */
+int http_charge(struct http_request *r, size_t bytes);
 int64_t http_begun_us(const struct http_request *r); // clock_us() when the header had arrived
 
 /* A handler that answers later keeps a reference. */

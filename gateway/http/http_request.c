@@ -36,10 +36,11 @@ void http_unref(struct http_request *r)
         return;
     release_attached(r);
     pthread_mutex_destroy(&r->mu);
-    http_release_body(r);
+    http_free_body(r);
     for (unsigned i = 0; i < r->n_headers; i++)
         free(r->headers[i].value);
     buf_done(&r->out);
+    http_charge(r, 0);
     free(r->path);
     free(r);
 }
@@ -91,11 +92,33 @@ void http_free_body(struct http_request *r)
     buf_done(&r->body);
 }
 
-void http_release_body(struct http_request *r)
+static int charge_more(struct http_request *r, size_t more)
 {
-    http_free_body(r);
-    atomic_fetch_sub(&r->s->body_bytes, r->counted);
-    r->counted = 0;
+    struct http_server *s = r->s;
+    if (atomic_fetch_add(&s->body_bytes, more) + more <= s->o.max_bodies)
+        return 0;
+    atomic_fetch_sub(&s->body_bytes, more);
+    if (r->counted + more > s->o.max_bodies)
+        return fail(-EMSGSIZE,
+                    "the request needs %zu MiB of memory; all requests together may use "
+                    "%zu MiB",
+                    (r->counted + more) >> 20, s->o.max_bodies >> 20);
+    return fail(-EAGAIN, "other requests use all %zu MiB of memory for bodies; try again",
+                s->o.max_bodies >> 20);
+}
+
+int http_charge(struct http_request *r, size_t bytes)
+{
+    if (bytes > r->counted) {
+        int rc = charge_more(r, bytes - r->counted);
+        if (rc < 0)
+            return rc;
+    } else {
+        atomic_fetch_sub(&r->s->body_bytes, r->counted - bytes);
+        atomic_fetch_add(&r->s->freed_bytes, r->counted - bytes);
+    }
+    r->counted = bytes;
+    return 0;
 }
 
 int64_t http_begun_us(const struct http_request *r)

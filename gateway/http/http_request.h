@@ -20,7 +20,8 @@ struct http_server {
     void *user;
     int listen_fd;
     atomic_bool draining, stopping;
-    atomic_size_t body_bytes; // counted for requests, see http_free_body()
+    atomic_size_t body_bytes;  // counted for requests, see http_charge()
+    atomic_size_t freed_bytes; // counted no longer
 };
 
 enum http_request_answer { NONE, REPLY, STREAM };

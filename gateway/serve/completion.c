@@ -148,7 +148,7 @@ static void on_started(struct completion *x, unsigned choice, const Tandem__V1__
 {
     x->n_begun += choice % x->reply.n_each == 0;
     if (x->n_begun == x->n_calls)
-        http_release_body(x->http);
+        http_charge(x->http, openai_reply_kept_bytes(&x->reply));
     if (x->reply.stream && !x->streaming) {
         x->streaming = true;
         http_stream(x->http);

@@ -71,11 +71,12 @@ static void send_all(struct completion *x)
 
 static void set_prompt(struct completion *x, const char *text, size_t len)
 {
-    if (openai_request_rendered(&x->q, text, len) == 0) {
+    int rc = http_charge(x->http, openai_request_bytes(&x->q) + len);
+    if (rc == 0 && openai_request_rendered(&x->q, text, len) == 0) {
         send_all(x);
         return;
     }
-    completion_fail(x, 500, fail_text(), "");
+    completion_fail(x, rc < 0 ? answer_charge_status(rc) : 500, fail_text(), "");
     completion_unref(x);
 }
 
@@ -116,6 +117,9 @@ static void render_chat(struct completion *x)
     buf_puts(&vars, x->q.template_vars + 1);
     free(TAKE(x->q.template_vars));
     int rc = buf_error(&vars);
+    rc = rc < 0 ? rc
+                : http_charge(x->http,
+                              openai_request_bytes(&x->q) + vars.len + info->chat_template.len);
     rc = rc < 0 ? rc
                 : template_render(x->g->template, info->chat_template.data, info->chat_template.len,
                                   vars.data, -1, on_rendered, x);
@@ -183,6 +187,19 @@ static struct completion *completion_new(struct completions *g, struct http_requ
     return x;
 }
 
+/* The request takes the place of its body and of the body's tree. It counts at least as much as
+ * its body. */
+static int charge_request(struct completion *x, size_t len, struct openai_fault *fault)
+{
+    size_t n = openai_request_bytes(&x->q);
+    int rc = http_charge(x->http, n > len ? n : len);
+    if (rc < 0) {
+        *fault = (struct openai_fault){.status = answer_charge_status(rc)};
+        snprintf(fault->text, sizeof(fault->text), "%s", fail_text());
+    }
+    return rc;
+}
+
 static void refuse_request(struct http_request *r, const struct access_log *c,
                            const struct openai_fault *fault)
 {
@@ -209,8 +226,10 @@ void completions_begin(struct completions *g, struct http_request *r, enum opena
     }
     x->log = log;
     completion_watch(x);
-    int rc = openai_request_parse(kind, body, len, &x->q, &fault);
+    const struct openai_memory memory = answer_memory(r);
+    int rc = openai_request_parse(kind, body, len, &memory, &x->q, &fault);
     http_free_body(r);
+    rc = rc < 0 ? rc : charge_request(x, len, &fault);
     rc = rc < 0 ? rc : auth_bind(http_attached(r), &x->q, &fault);
     if (rc < 0) {
         refuse_request(r, &x->log, &fault);

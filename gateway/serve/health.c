@@ -352,9 +352,8 @@ static void set_gauges(struct query *a)
     metrics_set(
         metrics_gauge("tandem_gateway_requests_active", "HTTP requests being answered.", NULL),
         http_n_active(http_server_of(a->http)));
-    metrics_set(
-        metrics_gauge("tandem_gateway_body_bytes", "Bytes of request bodies in memory.", NULL),
-        (double)http_body_bytes(http_server_of(a->http)));
+    metrics_set(metrics_gauge("tandem_gateway_body_bytes", "Bytes of requests in memory.", NULL),
+                (double)http_body_bytes(http_server_of(a->http)));
     for (unsigned i = 0; i < a->n; i++) {
         char label[320];
         const char *target = upstream_target(a->replies[i].v);

@@ -196,7 +196,7 @@ static struct openai_request request_of(const char *body)
 {
     struct openai_request q;
     struct openai_fault fault;
-    if (openai_request_parse(OPENAI_COMPLETION, body, strlen(body), &q, &fault) < 0)
+    if (openai_request_parse(OPENAI_COMPLETION, body, strlen(body), NULL, &q, &fault) < 0)
         fail_msg("%s", fault.text);
     return q;
 }
