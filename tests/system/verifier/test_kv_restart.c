@@ -257,6 +257,26 @@ static void an_unreadable_file_is_replaced(void **state)
     warm_stop(&w);
 }
 
+static void a_folder_that_others_can_reach_is_not_used(void **state)
+{
+    (void)state;
+    static const mode_t modes[] = {0755, 0710, 0702};
+    struct warm w;
+    assert_int_equal(mkdir(folder, 0700), 0);
+    for (unsigned i = 0; i < ARRAY_LEN(modes); i++) {
+        assert_int_equal(chmod(folder, modes[i]), 0);
+        warm_start(&w);
+        assert_true(service_said(&w.s, "set mode 0700; continuing without it"));
+        assert_int_equal(ask(&w, 1), 0);
+        warm_stop(&w);
+        assert_int_equal(access(path, F_OK), -1);
+    }
+    assert_int_equal(chmod(folder, 0700), 0);
+    warm_start(&w);
+    assert_false(service_said(&w.s, "continuing without it"));
+    warm_stop(&w);
+}
+
 static void a_folder_that_cannot_be_created_is_a_warning(void **state)
 {
     (void)state;
@@ -280,6 +300,7 @@ int main(void)
         TEST(one_edited_row_is_another_model),
         TEST(a_second_verifier_runs_without_the_folder),
         TEST(an_unreadable_file_is_replaced),
+        TEST(a_folder_that_others_can_reach_is_not_used),
         cmocka_unit_test_setup(a_folder_that_cannot_be_created_is_a_warning, fresh_folder),
     };
     return cmocka_run_group_tests(tests, start, stop);
