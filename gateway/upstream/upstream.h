@@ -29,8 +29,12 @@ enum upstream_state {
     UPSTREAM_LOADING,
     UPSTREAM_READY,
     UPSTREAM_DRAINING,
-    UPSTREAM_REFUSED, // it speaks another protocol version
+    UPSTREAM_REFUSED, // it speaks another protocol version, or see below
 };
+
+/* The verifiers of one model name must have one fingerprint, so that any of them gives the same
+ * answer. A verifier that becomes ready while another one of its name is READY with another
+ * fingerprint is REFUSED. It becomes READY when no such verifier is READY. */
 
 /* The answer of a verifier to GetModel. info is never NULL. */
 struct upstream_model {

@@ -425,7 +425,7 @@ static int newcomer_init(struct newcomer *n, const struct drafts_config *c,
     *n = (struct newcomer){.as = as};
     int r = drafts_book_new(c->max_sequences, c->n_vocab, &n->book);
     if (r == 0)
-        r = drafts_packer_new(c->max_sequences, &n->packer);
+        r = drafts_packer_new(c->max_sequences, c->fingerprint ? c->fingerprint : "", &n->packer);
     if (r == 0)
         r = rpc_client_new(as->target, &opt, &n->client);
     return r;

@@ -43,6 +43,7 @@
 #define DRAFTS_NAME_MAX 32    // bytes of a proposer's name, NUL included
 #define DRAFTS_TARGET_MAX 256 // bytes of a target, NUL included
 #define DRAFTS_TENANT_MAX 64  // bytes; a longer one is not sent
+#define DRAFTS_MODEL_MAX 32   // bytes of a fingerprint
 
 #define DRAFTS_SPARSE_MAX 256 // ids of a token's sparse q
 /* Probabilities in a dense q, two bytes each: the draft is cut so that they fit into a message of
@@ -74,6 +75,7 @@ struct drafts_config {
     unsigned n_targets;
     struct drafts_target targets[DRAFT_MAX_PROPOSERS];
     const char *model;
+    const char *fingerprint; // of the target; at most DRAFTS_MODEL_MAX bytes
     uint32_t n_vocab;
     uint64_t vocab_digest;
     uint32_t max_sequences; // that a proposer may know at the same time
@@ -115,7 +117,8 @@ struct drafts_wish {
     struct dist_params sampling;
     struct constraint_ban ban;
     bool ignore_eos;
-    const void *tenant; // may be NULL
+    const char *id, *trace; // of the request, for the proposer's log; may be NULL
+    const void *tenant;     // may be NULL
     size_t tenant_len;
     const uint32_t *hint; // the request's `prediction` as tokens; may be NULL
     uint32_t n_hint;

@@ -19,12 +19,7 @@ typedef Tandem__V1__Sampling sampling;
 
 void request_id(const message *m, char ret_id[REQUEST_MAX_ID + 1])
 {
-    size_t n = m->id.len < REQUEST_MAX_ID ? m->id.len : REQUEST_MAX_ID;
-    for (size_t i = 0; i < n; i++) {
-        uint8_t c = m->id.data[i];
-        ret_id[i] = c > ' ' && c < 127 && c != '"' && c != '\\' ? (char)c : '?';
-    }
-    ret_id[n] = 0;
+    trace_request(m->id.data, m->id.len, ret_id);
 }
 
 static int read_id(const message *m, struct request *r)

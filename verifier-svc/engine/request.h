@@ -19,7 +19,7 @@
 #include "verifier-svc/accept/accept.h"
 #include "verifier-svc/drafts/drafts.h"
 
-#define REQUEST_MAX_ID 128    // bytes
+#define REQUEST_MAX_ID TRACE_REQUEST_MAX
 #define REQUEST_MAX_N 128     // choices
 #define REQUEST_MAX_BIAS 1024 // logit biases
 #define REQUEST_MAX_STOP_IDS 64

@@ -79,6 +79,7 @@ class Logs(Observe):
         self.assertTrue(0 < float(gateway["first_ms"]) <= float(gateway["ms"]))
         self.assertEqual([verifier[k] for k in ["trace", "out", "drafted", "accepted", "end"]],
                          [TRACE, "40", gateway["drafted"], gateway["accepted"], "length"])
+        self.assertEqual([(line["trace"], line["prompt"]) for line in self.lines("ngram", f"whole-{i}")], [(TRACE, verifier["prompt"])])
 
     def test_an_invalid_traceparent_is_in_no_log(self):
         self.fetch("/v1/completions", {"prompt": "Once", "max_tokens": 1}, X_Request_Id="odd-1", traceparent=PARENT.upper())
