@@ -4,6 +4,7 @@
 #include "lib/lib.h"
 #include "base/mem.h"
 #include "lib/oracles/figures.h"
+#include "lib/rigs/rpc_rig.h"
 #include "lib/rigs/verifier_rig.h"
 
 /* ---- shortage ---- */
@@ -149,6 +150,67 @@ static void idle_verify_streams_are_bounded(void **state)
     service_stop(&s);
 }
 
+/* The streams that have ended, and the one of these that was refused for the limit. */
+static unsigned count_ended(struct verify *v, unsigned n, unsigned *ret_refused)
+{
+    unsigned n_ended = 0;
+    for (unsigned i = 0; i < n; i++) {
+        pthread_mutex_lock(&v[i].mu);
+        n_ended += v[i].ended;
+        if (v[i].ended && v[i].status.code == RPC_RESOURCE_EXHAUSTED)
+            *ret_refused = i;
+        pthread_mutex_unlock(&v[i].mu);
+    }
+    return n_ended;
+}
+
+static void must_answer_get_model(struct rpc_client *c)
+{
+    Tandem__V1__GetModelRequest ask = TANDEM__V1__GET_MODEL_REQUEST__INIT;
+    ProtobufCMessage *reply;
+    struct rpc_status st = rpc_unary(c, "/tandem.v1.Verifier/GetModel", NULL, &ask.base,
+                                     &tandem__v1__model_info__descriptor, &reply);
+    assert_int_equal(st.code, RPC_OK);
+    protobuf_c_message_free_unpacked(reply, NULL);
+}
+
+static void streams_without_open_end_and_shut_nobody_out(void **state)
+{
+    (void)state;
+    enum { CAP = 4, N = CAP + 1 };
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {
+        "--model", MODEL, "--verify-streams", "4", "--verify-timeout", "3", NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish w;
+    struct verify v[N];
+    AUTO(mem_free) struct answer *a = answers_new(1);
+    wish_init(&w, STORY, 5);
+    for (unsigned i = 0; i < N; i++)
+        verify_open_at(c, &v[i], NULL);
+    unsigned refused = N;
+    while (!count_ended(v, N, &refused)) // ends when streams time out
+        must_answer_get_model(c);
+    assert_true(refused < N); // the first one that has ended is one too many
+    assert_true(rpc_rig_health(c, "tandem.v1.Verifier") == 1);
+    generation_run(c, &w.msg, a);
+    assert_int_equal(a->n, 5);
+    for (unsigned i = 0; i < N; i++) {
+        if (i == refused)
+            verify_must_end(&v[i], RPC_RESOURCE_EXHAUSTED, "too many calls");
+        else
+            verify_must_end(&v[i], RPC_DEADLINE_EXCEEDED, "no `open` arrived for 3 s");
+    }
+    verify_open_at(c, &v[0], &w.msg); // there is a place again
+    verify_draft(&v[0], a->ids, NULL, 2);
+    assert_int_equal(v[0].accepted, 2);
+    assert_int_equal(verify_close(&v[0]).code, RPC_OK);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
 static void choices_that_have_not_started_are_preempted_with_the_first(void **state)
 {
     (void)state;
@@ -220,6 +282,7 @@ int main(void)
         cmocka_unit_test(preemption_in_a_small_pool_changes_no_answer),
         cmocka_unit_test(a_waiting_verify_stream_is_preempted_and_resumed),
         cmocka_unit_test(idle_verify_streams_are_bounded),
+        cmocka_unit_test(streams_without_open_end_and_shut_nobody_out),
         cmocka_unit_test(choices_that_have_not_started_are_preempted_with_the_first),
         cmocka_unit_test(prefill_in_chunks_changes_no_answer),
     };
