@@ -94,8 +94,8 @@ struct rpc_call;
 struct rpc_method {
     const char *path;  // "/package.Service/Method"
     bool reads_stream; // false: the only request is read first and passed to on_start
-    bool during_drain; // served during a drain, which does not wait for these calls; a limit of
-                       // its own, 512 unless rpc_server_limit() sets another
+    bool during_drain; // served during a drain, which does not wait for these calls; separate
+                       // limit: 512, unless rpc_server_limit() sets another
     size_t drain_mark; // unsent bytes, see on_drain
 
     /* req: freed on return; NULL if reads_stream, or if the client sent no request. */
@@ -115,7 +115,7 @@ struct rpc_method {
 struct rpc_server_options {
     unsigned n_threads;    // 0: 1, which is fastest unless callbacks compute much
     size_t max_message;    // bytes a client may send in one message; 0: RPC_MAX_MESSAGE
-    unsigned max_calls;    // concurrent calls of the methods without a limit of their own; more end
+    unsigned max_calls;    // concurrent calls of the methods without a separate limit; more end
                            // with RESOURCE_EXHAUSTED; 0: 8192
     unsigned keepalive_ms; // silence before a ping, which times out after a third of it; 0: 30 s
     unsigned linger_ms;    // time for a client to read a finished answer; 0: 60 s
@@ -126,8 +126,8 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
 /* Before rpc_server_start(). m must outlive the server; callbacks get service by
  * rpc_call_service(). */
 void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *service);
-/* After rpc_server_add(), before rpc_server_start(). Calls of m have a limit of their own, at least
- * 1: they take none of the server's max_calls, and are served when those are all taken. */
+/* After rpc_server_add(), before rpc_server_start(). Gives m a separate limit, at least 1. Its calls
+ * take none of the server's max_calls, and are served when those are all taken. */
 void rpc_server_limit(struct rpc_server *s, const struct rpc_method *m, unsigned max_calls);
 #define RPC_LISTEN_MAX 16 // addresses and sockets
 /* Before rpc_server_start(). addr: "unix:/path" or "host:port" (port 0: any). Returns the port (1

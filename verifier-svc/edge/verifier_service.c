@@ -260,9 +260,16 @@ static const struct rpc_method verify = {
 int verifier_service_new(const struct verifier_options *o, struct engine *e, struct stats *stats,
                          struct verifier_service **ret)
 {
+    struct flows *job_flows;
+    int err = flows_new((uint32_t)o->queue_length, 0, &job_flows);
+    if (err < 0)
+        return err;
     struct verifier_service *s = calloc(1, sizeof(*s));
-    if (!s)
+    if (!s) {
+        flows_free(job_flows);
         return fail(-ENOMEM, "no memory for the service");
+    }
+    s->job_flows = job_flows;
     s->options = o;
     s->engine = e;
     s->stats = stats;
@@ -308,6 +315,7 @@ void verifier_service_free(struct verifier_service *s)
 {
     if (!s)
         return;
+    flows_free(s->job_flows);
     pthread_cond_destroy(&s->jobs_changed);
     pthread_mutex_destroy(&s->mu);
     free(s);

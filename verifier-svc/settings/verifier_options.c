@@ -158,7 +158,9 @@ static const struct conf_option table[] = {
      .fallback = "256",
      .min = 1,
      .max = 65536,
-     .help = "requests that may wait; further ones are rejected"},
+     .help =
+         "requests that may wait; further ones are rejected, or displace one of the client with "
+         "the most waiting requests"},
     {.name = "max_batch_rows",
      .kind = CONF_INT,
      .value = &parsed.max_batch_rows,

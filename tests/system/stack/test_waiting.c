@@ -312,6 +312,30 @@ static void waiting_requests_are_bounded_in_number(void **state)
         free(a[i]);
 }
 
+static void a_full_queue_has_a_place_for_another_flow(void **state)
+{
+    (void)state;
+    enum { N = 5 };
+    struct generation g[N + 1];
+    struct answer *a[N + 1];
+    request r = prompt_of("Once", 4), other = r;
+    r.flow = rpc_text("burst");
+    other.flow = rpc_text("other");
+    for (unsigned i = 0; i < N; i++) {
+        a[i] = start(&g[i], &r);
+        wait_n_jobs(i + 1);
+    }
+    a[N] = start(&g[N], &other);
+    end(&g[N - 1], RPC_RESOURCE_EXHAUSTED, ENGINE_DISPLACED); // the newest of the burst
+    wait_n_jobs(N);
+    gate_close(&load_gate, false);
+    for (unsigned i = 0; i <= N; i++)
+        if (i != N - 1)
+            end(&g[i], RPC_OK, "");
+    for (unsigned i = 0; i <= N; i++)
+        free(a[i]);
+}
+
 static void get_model_answers_when_all_slots_are_taken(void **state)
 {
     (void)state;
@@ -570,6 +594,7 @@ int main(void)
         LOADING(waiting_requests_are_bounded_in_number),
         cmocka_unit_test_setup_teardown(get_model_answers_when_all_slots_are_taken,
                                         start_with_two_slots, stop_verifier),
+        LOADING(a_full_queue_has_a_place_for_another_flow),
         LOADING(waiting_requests_are_bounded_in_bytes),
         LOADING(waiting_requests_are_counted_with_their_size_in_memory),
         LOADING(the_gateway_waits_for_the_model),

@@ -1,4 +1,5 @@
 /* test_verifier_shortage.c - a verifier whose queue, KV blocks or sequences run out. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "lib/lib.h"
@@ -33,6 +34,109 @@ static void a_full_queue_refuses_the_next_request(void **state)
     generation_wait_tokens(&g[1], 1); // the queued request runs now
     rpc_stream_cancel(g[1].stream);
     generation_end(&g[1]);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+static ProtobufCBinaryData flow_of(const char *name)
+{
+    return (ProtobufCBinaryData){strlen(name), (uint8_t *)(uintptr_t)name};
+}
+
+/* The ids of the service's finished requests in their order; each is one letter. */
+static void read_order(const struct service *s, char *ret_order, size_t size)
+{
+    char line[512];
+    size_t n = 0;
+    FILE *log = fopen(s->log, "r");
+    assert_non_null(log);
+    while (fgets(line, sizeof(line), log)) {
+        const char *id = strstr(line, "request done id=");
+        if (id && n + 1 < size)
+            ret_order[n++] = id[strlen("request done id=")];
+    }
+    fclose(log);
+    ret_order[n] = 0;
+}
+
+/* One sequence runs at a time, so the order of ends is that of the queue. */
+static void a_burst_of_one_flow_does_not_starve_another(void **state)
+{
+    (void)state;
+    enum { BURST = 10, N = BURST + 2 };
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {"--model", MODEL, "--max-sequences", "1", NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish w;
+    struct generation g[N];
+    AUTO(mem_free) struct answer *a = answers_new(N);
+    wish_init(&w, STORY, 900);
+    w.msg.ignore_eos = true;
+    for (unsigned i = 0; i < N; i++) {
+        w.msg.flow = flow_of(i < BURST ? "burst" : "single");
+        w.msg.id = flow_of(i < BURST ? "b" : "s");
+        generation_start(&g[i], c, &w.msg, &a[i]);
+    }
+    for (unsigned i = 0; i < N; i++) {
+        generation_end(&g[i]);
+        assert_int_equal(g[i].status.code, RPC_OK);
+        same_answer(&a[0], &a[i]); // the order changes no bit
+    }
+    char order[N + 1];
+    read_order(&s, order, sizeof(order));
+    assert_int_equal(strlen(order), N);
+    /* The first request of the burst runs when the others come: "bsbsbb..." is expected. Two more
+     * requests of the burst may have run before, on a busy machine. */
+    assert_true(strchr(order, 's') - order <= 3);
+    assert_true(strrchr(order, 's') - order <= 5);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+static void a_full_queue_has_a_place_for_another_flow(void **state)
+{
+    (void)state;
+    enum { QUEUED = 4, N = 1 + QUEUED };
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {"--model", MODEL, "--max-sequences", "1", "--queue-length",
+                                       "4",       NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish w, other;
+    struct generation g[N], another;
+    AUTO(mem_free) struct answer *a = answers_new(N + 1);
+    wish_init(&w, STORY, 1000);
+    w.msg.ignore_eos = true;
+    w.msg.flow = flow_of("burst");
+    other = w;
+    other.msg.sampling = &other.sampling;
+    other.msg.flow = flow_of("other");
+    other.msg.max_tokens = 5;
+    for (unsigned i = 0; i < N; i++) {
+        generation_start(&g[i], c, &w.msg, &a[i]);
+        generation_wait_tokens(&g[i], i == 0);
+        wait_requests(c, 1, i);
+    }
+    must_refuse(c, &w.msg, RPC_RESOURCE_EXHAUSTED, "the queue is full: 4 requests wait already");
+    generation_start(&another, c, &other.msg, &a[N]);
+    generation_end(&g[N - 1]); // the newest of the burst
+    assert_int_equal(g[N - 1].status.code, RPC_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(g[N - 1].status.text, "most of its requests are of your key"));
+    assert_true(metric_of(c, "tandem_request_refused_total") == 2);
+    assert_true(metric_of(c, "tandem_request_failed_total") == 0);
+    rpc_stream_cancel(g[0].stream);
+    generation_end(&another);
+    assert_int_equal(another.status.code, RPC_OK);
+    assert_int_equal(a[N].n, 5);
+    for (unsigned i = 0; i < N - 1; i++) {
+        rpc_stream_cancel(g[i].stream);
+        generation_end(&g[i]);
+    }
+    wait_requests(c, 0, 0);
+    generation_run(c, &other.msg, &a[N]); // and every place is free again
     rpc_client_free(c);
     service_stop(&s);
 }
@@ -279,6 +383,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_full_queue_refuses_the_next_request),
+        cmocka_unit_test(a_burst_of_one_flow_does_not_starve_another),
+        cmocka_unit_test(a_full_queue_has_a_place_for_another_flow),
         cmocka_unit_test(preemption_in_a_small_pool_changes_no_answer),
         cmocka_unit_test(a_waiting_verify_stream_is_preempted_and_resumed),
         cmocka_unit_test(idle_verify_streams_are_bounded),

@@ -57,7 +57,9 @@ static struct seq *come(struct engine *e, unsigned topic, uint32_t n)
     topic_init(&w, topic, n);
     struct seq *s = topic_request(&w, tok, 2000)->seqs[0];
     s->id = s->order = ++e->next_order;
-    atomic_fetch_add(&e->n_queued, 1);
+    bool displaces;
+    assert_int_equal(
+        flows_enter(e->flows, &s->req->place, s->req->flow, s->req->flow_len, &displaces), 0);
     seq_list_add(&e->waiting, s);
     return s;
 }
