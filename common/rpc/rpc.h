@@ -126,8 +126,8 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
 /* Before rpc_server_start(). m must outlive the server; callbacks get service by
  * rpc_call_service(). */
 void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *service);
-/* After rpc_server_add(), before rpc_server_start(). Gives m a separate limit, at least 1. Its calls
- * take none of the server's max_calls, and are served when those are all taken. */
+/* After rpc_server_add(), before rpc_server_start(). Gives m a separate limit, at least 1. Its
+ * calls take none of the server's max_calls, and are served when those are all taken. */
 void rpc_server_limit(struct rpc_server *s, const struct rpc_method *m, unsigned max_calls);
 #define RPC_LISTEN_MAX 16 // addresses and sockets
 /* Before rpc_server_start(). addr: "unix:/path" or "host:port" (port 0: any). Returns the port (1

@@ -39,8 +39,8 @@ DEFINE_AUTO(struct flows, flows_free)
 
 /* Adds a request to the queue, as the newest. name: at most FLOWS_MAX_NAME bytes; requests without
  * a name are one flow. *ret_displaces: another request was displaced for it. -EAGAIN, with text:
- * the queue is full, and no flow has more requests than this one would have; or too many displaced
- * requests have not left yet. */
+ * the queue is full, and no flow has more requests than this one would have. The same if too many
+ * displaced requests have not left yet. */
 int flows_enter(struct flows *f, struct flows_place *p, const void *name, size_t len,
                 bool *ret_displaces);
 /* The request starts: counts n tokens of its prompt, at least 1. False: it was displaced. */
