@@ -375,6 +375,9 @@ static void waiting_requests_are_bounded_in_bytes(void **state)
         end(&g[i], RPC_CANCELLED, "");
     }
     wait_n_jobs(0);
+    pthread_mutex_lock(&service->mu);
+    assert_int_equal(service->job_bytes, 0);
+    pthread_mutex_unlock(&service->mu);
     for (unsigned i = 0; i <= N; i++)
         free(a[i]);
 }
