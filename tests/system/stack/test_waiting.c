@@ -376,8 +376,9 @@ static void waiting_requests_are_bounded_in_bytes(void **state)
     }
     wait_n_jobs(0);
     pthread_mutex_lock(&service->mu);
-    assert_int_equal(service->job_bytes, 0);
+    size_t bytes = service->job_bytes;
     pthread_mutex_unlock(&service->mu);
+    assert_int_equal(bytes, 0);
     for (unsigned i = 0; i <= N; i++)
         free(a[i]);
 }
