@@ -94,7 +94,8 @@ struct rpc_call;
 struct rpc_method {
     const char *path;  // "/package.Service/Method"
     bool reads_stream; // false: the only request is read first and passed to on_start
-    bool during_drain; // served during a drain, which does not wait for these calls; limit: 512
+    bool during_drain; // served during a drain, which does not wait for these calls; separate
+                       // limit: 512, unless rpc_server_limit() sets another
     size_t drain_mark; // unsent bytes, see on_drain
 
     /* req: freed on return; NULL if reads_stream, or if the client sent no request. */
@@ -114,7 +115,8 @@ struct rpc_method {
 struct rpc_server_options {
     unsigned n_threads;    // 0: 1, which is fastest unless callbacks compute much
     size_t max_message;    // bytes a client may send in one message; 0: RPC_MAX_MESSAGE
-    unsigned max_calls;    // concurrent calls; more end with RESOURCE_EXHAUSTED; 0: 8192
+    unsigned max_calls;    // concurrent calls of the methods without a separate limit; more end
+                           // with RESOURCE_EXHAUSTED; 0: 8192
     unsigned keepalive_ms; // silence before a ping, which times out after a third of it; 0: 30 s
     unsigned linger_ms;    // time for a client to read a finished answer; 0: 60 s
     mode_t socket_mode;    // of unix sockets; 0: 0600
@@ -124,6 +126,9 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
 /* Before rpc_server_start(). m must outlive the server; callbacks get service by
  * rpc_call_service(). */
 void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *service);
+/* After rpc_server_add(), before rpc_server_start(). Gives m a separate limit, at least 1. Its
+ * calls take none of the server's max_calls, and are served when those are all taken. */
+void rpc_server_limit(struct rpc_server *s, const struct rpc_method *m, unsigned max_calls);
 #define RPC_LISTEN_MAX 16 // addresses and sockets
 /* Before rpc_server_start(). addr: "unix:/path" or "host:port" (port 0: any). Returns the port (1
  * for unix). The socket of a dead server is replaced, that of a running one is not. -EADDRINUSE,
@@ -168,6 +173,9 @@ bool rpc_call_cancelled(struct rpc_call *c);
  * still arrives. */
 void rpc_call_pause(struct rpc_call *c);
 void rpc_call_resume(struct rpc_call *c);
+
+/* True: the client of a stream has sent a message. Only from the callbacks of the call. */
+bool rpc_call_received(const struct rpc_call *c);
 
 /* Runs fn on the call's thread after ms, unless the call is cancelled first. Only from the
  * callbacks of the call. */

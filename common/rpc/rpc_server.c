@@ -23,8 +23,9 @@
 struct method {
     const struct rpc_method *m;
     void *service;
-    void *handle;            // NULL: this entry serves all unknown methods
-    unsigned n_during_drain; // its running calls, if m->during_drain; under the server's lock
+    void *handle;       // NULL: this entry serves all unknown methods
+    unsigned max_calls; // of this method; 0: its calls count in the server's max_calls
+    unsigned n_calls;   // that count in the method's max_calls; under the server's lock
 };
 
 struct rpc_server {
@@ -41,6 +42,7 @@ struct rpc_server {
     pthread_mutex_t mu;
     pthread_cond_t idle; // signalled when n_running or n_calls becomes 0
     unsigned n_calls;
+    unsigned n_shared;  // calls that count in the server's max_calls
     unsigned n_running; // calls that a drain waits for
     bool draining;
     struct rpc_call *calls; // list of all calls
@@ -69,13 +71,15 @@ struct rpc_call {
     int was_cancelled; // written by the core before t_close
     atomic_int n_refs;
     struct rpc_call *next, **prev; // in the server's list, under its lock
-    unsigned *counter; // the counter that includes it, under the server's lock; NULL: none
+    unsigned *counter;             // of its limit, under the server's lock; NULL: it was refused
+    bool is_running;               // counts in n_running
 
     pthread_mutex_t mu; // guards the fields below and the start of batches
     struct rpc_sendq q;
     bool sending, sent_headers, has_status, sent_status;
     bool cancelled, aborted; // by the client; by rpc_server_stop()
     bool paused, recv_due;
+    bool received; // a message has arrived; its thread's
     enum rpc_code code;
     char *text;
     int64_t finished_us; // valid if has_status
@@ -196,7 +200,19 @@ void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *serv
         m->reads_stream ? GRPC_SRM_PAYLOAD_NONE : GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
     if (!handle || s->n_methods > MAX_METHODS) // registered twice, or too many
         abort();
-    s->methods[s->n_methods++] = (struct method){.m = m, .service = service, .handle = handle};
+    s->methods[s->n_methods++] =
+        (struct method){.m = m,
+                        .service = service,
+                        .handle = handle,
+                        .max_calls = m->during_drain ? MAX_DURING_DRAIN : 0};
+}
+
+void rpc_server_limit(struct rpc_server *s, const struct rpc_method *m, unsigned max_calls)
+{
+    for (unsigned i = 0; i < s->n_methods; i++) {
+        if (s->methods[i].m == m)
+            s->methods[i].max_calls = max_calls;
+    }
 }
 
 /* Checks the port, since gRPC core silently listens on port 34463 for 99999. */
@@ -300,6 +316,7 @@ static void recv_event(struct rpc_tag *t, bool ok)
 {
     struct rpc_call *c = OWNER(t, struct rpc_call, t_recv);
     grpc_byte_buffer *msg = ok ? c->in : NULL;
+    c->received |= msg != NULL;
     if (c->m->on_message && !rpc_call_cancelled(c))
         c->m->on_message(c, rpc_msg(msg));
     if (c->in)
@@ -373,6 +390,22 @@ static void send_event(struct rpc_tag *t, bool ok)
     rpc_call_unref(c);
 }
 
+/* Takes a slot for a new call, or makes it a refusal. With the server's lock. */
+static void take_slot(struct rpc_server *s, struct rpc_call *c, struct method *m)
+{
+    unsigned *n = m->max_calls ? &m->n_calls : &s->n_shared;
+    if (!c->m->during_drain && s->draining) {
+        c->m = &stopping_method;
+    } else if (*n >= (m->max_calls ? m->max_calls : s->max_calls)) {
+        c->m = &busy_method;
+    } else {
+        c->counter = n;
+        ++*n;
+        c->is_running = !c->m->during_drain;
+        s->n_running += c->is_running;
+    }
+}
+
 static struct rpc_call *call_new(struct slot *sl)
 {
     struct rpc_call *c = rpc_alloc(1, sizeof(*c));
@@ -389,15 +422,7 @@ static struct rpc_call *call_new(struct slot *sl)
     struct rpc_server *s = c->s;
     pthread_mutex_lock(&s->mu);
     s->n_calls++;
-    unsigned *n = c->m->during_drain ? &sl->m->n_during_drain : &s->n_running;
-    if (!c->m->during_drain && s->draining)
-        c->m = &stopping_method;
-    else if (*n == (c->m->during_drain ? MAX_DURING_DRAIN : s->max_calls))
-        c->m = &busy_method;
-    else
-        c->counter = n;
-    if (c->counter)
-        ++*c->counter;
+    take_slot(s, c, sl->m);
     c->next = s->calls;
     c->prev = &s->calls;
     if (c->next)
@@ -600,6 +625,11 @@ void rpc_call_resume(struct rpc_call *c)
     pthread_mutex_unlock(&c->mu);
 }
 
+bool rpc_call_received(const struct rpc_call *c)
+{
+    return c->received;
+}
+
 void rpc_call_after(struct rpc_call *c, unsigned ms, void (*fn)(struct rpc_call *c))
 {
     struct call_timer *ct = rpc_alloc(1, sizeof(*ct));
@@ -630,6 +660,7 @@ void rpc_call_unref(struct rpc_call *c)
     s->n_calls--;
     if (c->counter)
         --*c->counter;
+    s->n_running -= c->is_running;
     if (!s->n_calls || !s->n_running)
         pthread_cond_signal(&s->idle);
     pthread_mutex_unlock(&s->mu); // another thread may free the server now

@@ -215,6 +215,7 @@ void openai_request_done(struct openai_request *q)
     free(q->prediction);
     free(q->user);
     free(q->cache_salt);
+    free(q->flow);
     free(q->proposer);
     free(q->rule);
     for (unsigned i = 0; i < q->n_stops; i++)

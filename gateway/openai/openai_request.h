@@ -55,10 +55,11 @@ struct openai_request {
     char *prediction;                // NULL: none
     char *user;                      // NULL: none
     char *cache_salt;                // NULL: none
-    char *proposer;                  // speculative.proposer, NULL: the server's choice
-    char *rule;                      // speculative.rule, NULL: the server's choice
-    bool dense_q;                    // speculative.dense_q
-    bool fixed;                      // speculative.fixed
+    char *flow;     // of the API key: whose requests take turns with it; NULL: none
+    char *proposer; // speculative.proposer, NULL: the server's choice
+    char *rule;     // speculative.rule, NULL: the server's choice
+    bool dense_q;   // speculative.dense_q
+    bool fixed;     // speculative.fixed
     struct openai_real rule_parameter, p_min;
     char *stops[OPENAI_MAX_STOPS];
     unsigned n_stops;

@@ -389,23 +389,30 @@ static int limit_tokens(uint32_t limit, struct openai_request *q, struct openai_
     return 0;
 }
 
-/* Replaces the salt by a hash of the key's name and the client's salt; it has the 64 bytes that a
- * salt may have. */
-static int make_tenant(const char *name, struct openai_request *q)
+/* A hash of kind, name and salt; it has the 64 bytes that a salt may have. NULL: no memory. */
+static char *hash_of(const char *kind, const char *name, const char *salt)
 {
     unsigned char digest[DIGEST];
     char text[AUTH_MAX_NAME + OPENAI_MAX_SALT + 16];
-    int len =
-        snprintf(text, sizeof(text), "tenant %s %s", name, q->cache_salt ? q->cache_salt : "");
-    char *tenant = malloc(2 * DIGEST + 1);
-    if (!tenant)
-        return -ENOMEM;
+    int len = snprintf(text, sizeof(text), "%s %s %s", kind, name, salt ? salt : "");
+    char *hash = malloc(2 * DIGEST + 1);
+    if (!hash)
+        return NULL;
     digest_of(text, (size_t)len, digest);
     for (size_t i = 0; i < DIGEST; i++)
-        snprintf(tenant + 2 * i, 3, "%02x", digest[i]);
+        snprintf(hash + 2 * i, 3, "%02x", digest[i]);
+    return hash;
+}
+
+/* Replaces the salt by one of the key's name and the client's salt. The flow is the key's alone, so
+ * a client cannot have several. */
+static int make_tenant(const char *name, struct openai_request *q)
+{
+    char *tenant = hash_of("tenant", name, q->cache_salt);
     free(q->cache_salt);
     q->cache_salt = tenant;
-    return 0;
+    q->flow = hash_of("flow", name, NULL);
+    return tenant && q->flow ? 0 : -ENOMEM;
 }
 
 int auth_bind(struct auth_guest *u, struct openai_request *q, struct openai_fault *ret_fault)

@@ -45,7 +45,7 @@ ROOMS = {  # room: the rooms that it may include besides itself; common/X is wri
 }
 # Decisions that take the time and the measurements as arguments: pattern of the files, headers that they may not include.
 PURE = [
-    (r"verifier-svc/(accept|control)/|verifier-svc/engine/sched\.", r"base/(clock|log|metrics|pool|queue|svc|process)\.h|model/(forward|kv|runner)\.h"),
+    (r"verifier-svc/(accept|control)/|verifier-svc/engine/(sched|flows)\.", r"base/(clock|log|metrics|pool|queue|svc|process)\.h|model/(forward|kv|runner)\.h"),
 ]
 MAX_SOURCES = 25  # .c files of a room
 ONE_DOOR = [  # (pattern of a foreign header's name, pattern of the files that may include it)

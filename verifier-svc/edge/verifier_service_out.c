@@ -265,6 +265,9 @@ static void log_end(const struct event *ev)
     if (ev->error == -ECANCELED)
         log_info("request cancelled id=%s%s%s prompt=%u ms=%.1f", r->id, word, r->trace,
                  r->n_prompt, ms);
+    else if (ev->error == -EAGAIN)
+        log_info("request refused id=%s%s%s prompt=%u ms=%.1f: %s", r->id, word, r->trace,
+                 r->n_prompt, ms, ev->error_text);
     else if (ev->error)
         log_warn("request failed id=%s%s%s prompt=%u ms=%.1f: %s", r->id, word, r->trace,
                  r->n_prompt, ms, ev->error_text);

@@ -96,7 +96,6 @@ static void match_prefix(struct engine *e, struct seq *s)
 
 static void start_choices(struct engine *e, struct request *r, int64_t now_us)
 {
-    atomic_fetch_sub(&e->n_queued, 1);
     count_admission(e, r, now_us);
     for (uint32_t i = 0; i < r->n; i++) {
         struct seq *s = r->seqs[i];
@@ -118,6 +117,10 @@ static void admit_seq(struct engine *e, struct seq *s, int64_t now_us)
         return;
     }
     match_prefix(e, s);
+    if (!s->started && !flows_start(e->flows, &r->place, s->n - s->n_cached)) {
+        engine_fail_displaced(e, r);
+        return;
+    }
     if (!s->started)
         start_choices(e, r, now_us);
     seq_list_remove(&e->waiting, s);
@@ -184,13 +187,25 @@ static bool waits_for_rows(struct engine *e, struct seq *s, bool compare, bool r
     return true;
 }
 
+/* The waiting sequences by turn: first those that have started, in order of arrival. */
+static void sort_turns(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->waiting.n; i++) {
+        const struct seq *s = e->waiting.v[i];
+        e->turns[i] = (struct flows_turn){
+            .place = &s->req->place, .index = i, .n_tokens = s->n_prompt, .first = s->started};
+    }
+    flows_sort(e->flows, e->turns, e->waiting.n);
+}
+
 static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any)
 {
     uint32_t n = 0, seats = (uint32_t)e->options->max_sequences - e->running.n;
     bool full = false; // a new request that must wait blocks the later ones
     e->restore_until_us = INT64_MAX;
+    sort_turns(e);
     for (uint32_t i = 0; i < e->waiting.n; i++) {
-        struct seq *s = e->waiting.v[i];
+        struct seq *s = e->waiting.v[e->turns[i].index];
         bool may = may_be_admitted(e, s) && (s->started || !full);
         full |= !s->started && !may;
         e->waits[i] = (struct sched_wait){.passed = &s->passed, .skip = true};
@@ -203,7 +218,7 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
     }
     *ret_any = n > 0;
     uint32_t i = sched_admit(e->waits, e->waiting.n, blocks_available(e), seats, now_us);
-    return i == SCHED_NONE ? NULL : e->waiting.v[i];
+    return i == SCHED_NONE ? NULL : e->waiting.v[e->turns[i].index];
 }
 
 void admit_waiting(struct engine *e)

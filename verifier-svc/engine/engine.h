@@ -18,6 +18,9 @@
 #include "verifier-svc/engine/stats.h"
 #include "verifier-svc/settings/verifier_options.h"
 
+/* Why a waiting request gives way to one of another flow (flows.h). */
+#define ENGINE_DISPLACED "the queue is full, and most of its requests are of your key"
+
 struct engine;
 
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_DRAINING, ENGINE_FAILED, ENGINE_ENDED };

@@ -409,6 +409,17 @@ static int read_speculation(const message *m, const struct request_limits *limit
     return read_hint(m, limits, r);
 }
 
+static int read_flow(const message *m, struct request *r)
+{
+    if (m->flow.len > FLOWS_MAX_NAME)
+        return fail(-EINVAL, "the flow has %zu bytes, at most %d are allowed", m->flow.len,
+                    FLOWS_MAX_NAME);
+    if (m->flow.len)
+        memcpy(r->flow, m->flow.data, m->flow.len);
+    r->flow_len = m->flow.len;
+    return 0;
+}
+
 int request_read(const message *m, const struct request_limits *limits, struct request **ret)
 {
     AUTO(request_drop) struct request *r = calloc(1, sizeof(*r));
@@ -430,6 +441,8 @@ int request_read(const message *m, const struct request_limits *limits, struct r
         err = read_answer(m, limits, r);
     if (!err)
         err = read_speculation(m, limits, r);
+    if (!err)
+        err = read_flow(m, r);
     if (err < 0)
         return err;
     *ret = TAKE(r);

@@ -18,6 +18,7 @@
 #include "text/tok.h"
 #include "verifier-svc/accept/accept.h"
 #include "verifier-svc/drafts/drafts.h"
+#include "verifier-svc/engine/flows.h"
 
 #define REQUEST_MAX_ID TRACE_REQUEST_MAX
 #define REQUEST_MAX_N 128     // choices
@@ -98,8 +99,12 @@ struct request {
     bool fixed; // k_max draft tokens in every round, even if they do not pay
     uint8_t tenant[REQUEST_MAX_NAME];
     size_t tenant_len;
+    uint8_t flow[FLOWS_MAX_NAME];
+    size_t flow_len;
     uint32_t *hint; // `prediction` as tokens
     size_t n_hint;
+
+    struct flows_place place; // in the queue; flows.h
 
     struct seq **seqs; // (n), NULL until request_open()
 

@@ -22,7 +22,7 @@ struct verifier_options {
     int64_t k, disable_batch_size, proposer_budget_ms;
     struct speculation speculation; // parsed from proposers .. disable_batch_size
 
-    int64_t context, kv_mib, max_sequences, queue_length;
+    int64_t context, kv_mib, max_sequences, queue_length, verify_streams;
     int64_t max_batch_rows, prefill_chunk, max_pass_ms;
     int64_t threads;
     char *kv_disk;

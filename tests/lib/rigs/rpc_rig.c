@@ -180,6 +180,7 @@ static const struct rpc_method methods[] = {
      .on_start = paused_start,
      .on_message = chat_message,
      .on_end = on_end},
+    {.path = "/test/Own", .on_start = keep_start, .on_cancel = keep_cancel, .on_end = on_end},
 };
 
 /* ---- server and client of one test ---- */
@@ -194,6 +195,7 @@ struct rpc_server *rpc_rig_server(const struct rpc_server_options *opt, struct r
     assert_int_equal(rpc_server_new(opt ? opt : &defaults, &s), 0);
     for (size_t i = 0; i < ARRAY_LEN(methods); i++)
         rpc_server_add(s, &methods[i], NULL);
+    rpc_server_limit(s, &methods[ARRAY_LEN(methods) - 1], RPC_RIG_OWN_CALLS);
     rpc_health_add(h, "test");
     rpc_health_register(h, s);
     rpc_reflection_register(&reflection, s);

@@ -274,8 +274,8 @@ static void a_key_limits_the_tokens_of_an_answer(void **state)
     auth_leave(k);
 }
 
-/* The tenant for a key and a salt (NULL: none). */
-static char *tenant_of(struct auth *a, const char *secret, const char *salt)
+/* The tenant and the flow for a key and a salt (NULL: none). */
+static char *names_of(struct auth *a, const char *secret, const char *salt, char **ret_flow)
 {
     char body[256];
     struct auth_guest *k;
@@ -287,9 +287,40 @@ static char *tenant_of(struct auth *a, const char *secret, const char *salt)
     assert_int_equal(auth_bind(k, &q, &fault), 0);
     auth_leave(k);
     char *tenant = TAKE(q.cache_salt);
+    *ret_flow = TAKE(q.flow);
     openai_request_done(&q);
     assert_int_equal(strlen(tenant), 64); // the limit of the verifier
+    assert_int_equal(strlen(*ret_flow), 64);
     return tenant;
+}
+
+static char *tenant_of(struct auth *a, const char *secret, const char *salt)
+{
+    char *flow, *tenant = names_of(a, secret, salt, &flow);
+    free(flow);
+    return tenant;
+}
+
+static char *flow_of(struct auth *a, const char *secret, const char *salt)
+{
+    char *flow;
+    free(names_of(a, secret, salt, &flow));
+    return flow;
+}
+
+/* Else a client with many salts would have many turns. */
+static void each_name_is_one_flow_whatever_the_salt(void **state)
+{
+    (void)state;
+    AUTO(auth_free)
+    struct auth *a = auth_of("alice " ALICE "\nbob " BOB "\nalice sk-the-next-key-of-alice\n");
+    AUTO(mem_free) char *alice = flow_of(a, ALICE, NULL), *bob = flow_of(a, BOB, NULL);
+    AUTO(mem_free) char *salted = flow_of(a, ALICE, "s"), *tenant = tenant_of(a, ALICE, NULL);
+    AUTO(mem_free) char *next = flow_of(a, "sk-the-next-key-of-alice", "t");
+    assert_string_not_equal(alice, bob);
+    assert_string_equal(alice, salted);
+    assert_string_equal(alice, next);
+    assert_string_not_equal(alice, tenant);
 }
 
 static void prefixes_are_shared_only_under_one_name_and_salt(void **state)
@@ -358,6 +389,7 @@ int main(void)
         cmocka_unit_test(concurrent_requests_are_limited),
         cmocka_unit_test(every_choice_of_a_request_counts),
         cmocka_unit_test(a_key_limits_the_tokens_of_an_answer),
+        cmocka_unit_test(each_name_is_one_flow_whatever_the_salt),
         cmocka_unit_test(prefixes_are_shared_only_under_one_name_and_salt),
         cmocka_unit_test(a_reload_keeps_the_counts_of_running_requests),
     };

@@ -318,6 +318,20 @@ static void idle_sessions_are_dropped(void **state)
     assert_int_equal(ask(s, 1, 2, 10, 11, 1), SESSION_DRAFT);
 }
 
+static void a_busy_session_is_never_idle(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct session_update u = update_of(7, 0, 10, 2);
+    struct prop_ask asked;
+    struct session *e = must_begin(s, &u, &asked);
+    sessions_expire(s, INT64_MAX / 2);
+    assert_int_equal(n_sessions(s), 1);
+    sessions_end(s, e);
+    sessions_expire(s, INT64_MAX / 2);
+    assert_int_equal(n_sessions(s), 0);
+}
+
 static void a_new_session_evicts_the_least_recently_used(void **state)
 {
     (void)state;
@@ -610,6 +624,7 @@ int main(void)
         cmocka_unit_test(seq_done_has_the_context_only_if_the_sequence_has_ended),
         cmocka_unit_test(tokens_being_verified_stay_if_they_are_committed),
         cmocka_unit_test(idle_sessions_are_dropped),
+        cmocka_unit_test(a_busy_session_is_never_idle),
         cmocka_unit_test(a_new_session_evicts_the_least_recently_used),
         cmocka_unit_test(new_tokens_evict_the_least_recently_used),
         cmocka_unit_test(a_context_that_is_too_long_gets_empty_drafts),

@@ -232,6 +232,11 @@ static void min_tokens_may_exceed_every_length(void **state)
     m.min_tokens = UINT32_MAX;
     AUTO(request_drop) struct request *most = must_read(&m);
     assert_int_equal(most->ban.until, UINT32_MAX);
+    m.has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
+    m.max_tokens = UINT32_MAX; // cut to the context, which changes no limit of min_tokens
+    m.min_tokens = UINT32_MAX - 1;
+    AUTO(request_drop) struct request *cut = must_read(&m);
+    assert_int_equal(cut->min_tokens, UINT32_MAX - 1);
 }
 
 static void counts_have_their_limits(void **state)
