@@ -29,6 +29,8 @@ struct connection {
     int64_t since_us; // start of the phase
     bool used;        // has had a request
     bool hung_up;
+    int64_t read_us; // since then a client that hung up has sent nothing that was read
+    int n_unread;    // bytes at that time
     struct http_request *r;
     struct connection *prev, *next;
 };
@@ -241,6 +243,7 @@ static struct http_request *find_hung_up_request(struct connections *s, int fd)
     struct connection *k = (size_t)fd < s->n_by_fd ? s->by_fd[fd] : NULL;
     if (k && poll(&p, 1, 0) == 1 && p.revents) { // fd may already be another connection
         k->hung_up = true;
+        k->read_us = clock_us();
         r = k->r ? http_ref(k->r) : NULL;
     }
     pthread_mutex_unlock(&s->mu);
@@ -269,10 +272,16 @@ static void time_out(const struct connections *s, struct connection *k)
     buf_done(&body);
 }
 
-static bool has_unread(int fd)
+/* Whether nothing arrived any more from a client that hung up: all that it sent before was read, or
+ * libmicrohttpd has stopped to read it. */
+static bool is_silent(struct connection *k, int64_t now_us)
 {
     int n = 0;
-    return ioctl(fd, FIONREAD, &n) == 0 && n > 0;
+    if (ioctl(k->fd, FIONREAD, &n) < 0 || n == k->n_unread)
+        return now_us - k->read_us > CLOSED_READ_US;
+    k->n_unread = n;
+    k->read_us = now_us;
+    return false;
 }
 
 static void check_connection(struct connections *s, struct connection *k, int64_t now_us)
@@ -281,8 +290,8 @@ static void check_connection(struct connections *s, struct connection *k, int64_
     bool idle = k->phase == CONNECTION_IDLE && k->used;
     if (k->phase != CONNECTION_ANSWERING && age_us > (idle ? s->o.idle_us : s->o.request_us))
         time_out(s, k);
-    else if (k->phase != CONNECTION_ANSWERING && k->used && k->hung_up && age_us > CLOSED_READ_US &&
-             !has_unread(k->fd))
+    else if (k->phase != CONNECTION_ANSWERING && k->hung_up && age_us > CLOSED_READ_US &&
+             is_silent(k, now_us))
         shutdown(k->fd, SHUT_RDWR); // the client has closed, and no answer is due
     else if (k->phase == CONNECTION_ANSWERING && k->r && http_watch_tick(k->r, now_us))
         shutdown(k->fd, SHUT_RDWR);
