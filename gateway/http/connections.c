@@ -19,12 +19,13 @@
 #include "gateway/openai/openai_error.h"
 
 #define TICK_MS 100
-#define CLOSED_READ_US 1000000 // time to read data that a client sent before it closed
+#define CLOSED_READ_US 500000 // time to read data that a client sent before it closed
 #define END_AGAIN_US 10000     // shut down again: an accepted connection may be added late
 #define TAKE_MAX 64            // connections accepted before other events are handled
 
 struct connection {
     int fd;
+    struct MHD_Connection *c;
     enum connection_phase phase;
     int64_t since_us; // start of the phase
     bool used;        // has had a request
@@ -58,12 +59,13 @@ struct connections {
 
 /* ---- open connections ---- */
 
-struct connection *connections_open(struct connections *s, int fd)
+struct connection *connections_open(struct connections *s, int fd, struct MHD_Connection *c)
 {
     struct connection *k = calloc(1, sizeof(*k));
     if (!k)
         return NULL;
     k->fd = fd;
+    k->c = c;
     k->since_us = clock_us();
     pthread_mutex_lock(&s->mu);
     k->next = s->all;
@@ -284,6 +286,13 @@ static bool is_silent(struct connection *k, int64_t now_us)
     return false;
 }
 
+/* Again in each tick until libmicrohttpd has closed it. */
+static void close_dead(struct connection *k)
+{
+    shutdown(k->fd, SHUT_RDWR);
+    http_watch_wake(k->c);
+}
+
 static void check_connection(struct connections *s, struct connection *k, int64_t now_us)
 {
     int64_t age_us = now_us - k->since_us;
@@ -292,7 +301,7 @@ static void check_connection(struct connections *s, struct connection *k, int64_
         time_out(s, k);
     else if (k->phase != CONNECTION_ANSWERING && k->hung_up && age_us > CLOSED_READ_US &&
              is_silent(k, now_us))
-        shutdown(k->fd, SHUT_RDWR); // the client has closed, and no answer is due
+        close_dead(k); // no answer is due
     else if (k->phase == CONNECTION_ANSWERING && k->r && http_watch_tick(k->r, now_us))
         shutdown(k->fd, SHUT_RDWR);
 }

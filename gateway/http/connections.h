@@ -16,6 +16,7 @@
 
 struct connections;
 struct connection;
+struct MHD_Connection;
 
 /* IDLE -> RECEIVING (the request line is here) -> ANSWERING (the request is complete) -> IDLE. */
 enum connection_phase { CONNECTION_IDLE, CONNECTION_RECEIVING, CONNECTION_ANSWERING };
@@ -35,8 +36,8 @@ void connections_listen(struct connections *s, int fd, connections_accept_fn *ta
 /* Stops accepting and closes the listening socket. Only once. */
 void connections_unlisten(struct connections *s);
 
-/* NULL: no memory; the connection works but is not watched. */
-struct connection *connections_open(struct connections *s, int fd);
+/* c: for http_watch_wake(). NULL: no memory; the connection works but is not watched. */
+struct connection *connections_open(struct connections *s, int fd, struct MHD_Connection *c);
 /* Must precede the close of the socket: its number may be reused afterwards. k may be NULL. */
 void connections_close(struct connections *s, struct connection *k);
 /* r: the request of the phase, or NULL. It must live until the next phase. k may be NULL. */

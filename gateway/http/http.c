@@ -214,7 +214,7 @@ static void on_connection(void *cls, struct MHD_Connection *c, void **context,
     if (code == MHD_CONNECTION_NOTIFY_CLOSED)
         connections_close(s->connections, *context);
     else
-        *context = i ? connections_open(s->connections, i->connect_fd) : NULL;
+        *context = i ? connections_open(s->connections, i->connect_fd, c) : NULL;
 }
 
 static bool on_new(void *user, int fd, const struct sockaddr *address, socklen_t len)

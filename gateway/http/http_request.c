@@ -269,6 +269,11 @@ void http_watch_abandon(struct http_request *r)
     pthread_mutex_unlock(&r->mu);
 }
 
+void http_watch_wake(struct MHD_Connection *c)
+{
+    MHD_resume_connection(c);
+}
+
 /* ---- answers, on the connection's thread ---- */
 
 /* With the lock. Copies unread bytes, at most max; true: the reader has caught up. */
