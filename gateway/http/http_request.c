@@ -59,6 +59,16 @@ const char *http_path(const struct http_request *r)
     return r->path;
 }
 
+const struct address *http_client(const struct http_request *r)
+{
+    return &r->client;
+}
+
+enum http_reserve http_reserve(const struct http_request *r)
+{
+    return r->reserve;
+}
+
 const char *http_field(const struct http_request *r, const char *name)
 {
     return MHD_lookup_connection_value(r->c, MHD_HEADER_KIND, name);
@@ -356,7 +366,7 @@ static struct MHD_Response *response_of(struct http_request *r)
         MHD_add_response_header(m, r->headers[i].name, r->headers[i].value);
     if ((r->status == 429 || r->status == 503) && !MHD_get_response_header(m, "Retry-After"))
         MHD_add_response_header(m, "Retry-After", "1");
-    if (atomic_load(&r->s->draining))
+    if ((r->closes || atomic_load(&r->s->draining)) && !MHD_get_response_header(m, "Connection"))
         MHD_add_response_header(m, "Connection", "close");
     return m;
 }

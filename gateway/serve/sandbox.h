@@ -3,7 +3,7 @@
  * The process keeps one socket to its parent. In layers, each of which works without the others:
  *   limits      256 MiB, 16 descriptors, no file may grow, no process, no core; no new privileges
  *   user        nobody, if this process is root
- *   namespaces  of its own: user, network, System V IPC, mounts, host name
+ *   namespaces  separate ones: user, network, System V IPC, mounts, host name
  *   landlock    it reads Python and the libraries, executes Python, and opens no other file
  *   seccomp     a list of system calls: no socket, no process, no signal, no file to write
  * It is killed when the thread that started it ends, so it never outlives the gateway.
