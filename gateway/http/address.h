@@ -31,8 +31,9 @@ struct address address_site(const struct address *a);
 /* "10.0.0.0/8", "fd00::/8", a single address, or "unix". -EINVAL with a sentence. */
 int address_range_parse(const char *text, struct address_range *ret);
 bool address_in(const struct address *a, const struct address_range *ranges, unsigned n);
-/* The client of a request that `peer` has sent. If the peer is in the ranges, its header field names
- * the client: the last address that is not in the ranges. A malformed entry ends the search, and
- * the address that follows it counts. lists: the values of X-Forwarded-For in the order of arrival. */
+/* The client of a request that `peer` has sent. If the peer is in the ranges, its header field
+ * names the client: the last address that is not in the ranges. A malformed entry ends the search,
+ * and the address that follows it counts.
+ * lists: the values of X-Forwarded-For in the order of arrival. */
 struct address address_client(const struct address *peer, const char *const *lists,
                               unsigned n_lists, const struct address_range *trusted, unsigned n);

@@ -69,7 +69,7 @@ const char *http_method(const struct http_request *r);
 const char *http_path(const struct http_request *r); // decoded, without the query
 /* The client, for logs and limits: the peer, or the address that a trusted proxy names. */
 const struct address *http_client(const struct http_request *r);
-/* Not HTTP_REGULAR: there is no place for this request. Only what a monitor asks may be answered. */
+/* Not HTTP_REGULAR: there is no place for this request. Only monitors may be answered. */
 enum http_reserve http_reserve(const struct http_request *r);
 /* The value of a header field as it arrived; NULL: absent. Only from the handler. */
 const char *http_field(const struct http_request *r, const char *name);

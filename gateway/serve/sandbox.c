@@ -171,10 +171,9 @@ static void make_filter(struct code *c)
 
 /* ---- landlock ---- */
 
-/* All rights of its second version (Linux 5.19) but one: directories may be read. */
-#define HANDLED                                                                                    \
-    (LANDLOCK_ACCESS_FS_REFER | (LANDLOCK_ACCESS_FS_REFER - 1)) /* the highest, and all below */
-#define HANDLED_FIRST (LANDLOCK_ACCESS_FS_REFER - 1)            // first version (Linux 5.13)
+/* All rights of its second version (Linux 5.19). */
+#define HANDLED (LANDLOCK_ACCESS_FS_REFER | HANDLED_FIRST)
+#define HANDLED_FIRST (LANDLOCK_ACCESS_FS_REFER - 1) // first version (Linux 5.13)
 #define READ (LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR)
 #define RUN (LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_EXECUTE)
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -118,13 +119,62 @@ static void a_script_cannot_use_the_limits_of_its_parent(void **state)
 {
     (void)state;
     unsigned missing;
-    const char *said = run("import os, resource as r\n"
-                           "l = [r.getrlimit(i) for i in (r.RLIMIT_AS, r.RLIMIT_NOFILE, "
-                           "r.RLIMIT_FSIZE, r.RLIMIT_CORE, r.RLIMIT_NPROC)]\n"
-                           "os.write(1, repr((l, os.environ.get('HOME'), os.getuid() == 0)).encode())\n",
-                           &missing);
+    const char *said =
+        run("import os, resource as r\n"
+            "l = [r.getrlimit(i) for i in (r.RLIMIT_AS, r.RLIMIT_NOFILE, "
+            "r.RLIMIT_FSIZE, r.RLIMIT_CORE, r.RLIMIT_NPROC)]\n"
+            "os.write(1, repr((l, os.environ.get('HOME'), os.getuid() == 0)).encode())\n",
+            &missing);
     assert_string_equal(said, "([(268435456, 268435456), (16, 16), (0, 0), (0, 0), (0, 0)], None, "
                               "False)");
+}
+
+/* The script never reads its socket, so it does not notice the end by itself. */
+static void a_script_ends_with_the_process_that_started_it(void **state)
+{
+    (void)state;
+    int pair[2];
+    char on[8];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    pid_t starter = fork();
+    if (starter == 0) {
+        pid_t pid;
+        unsigned missing;
+        int rc = sandbox_start("import os, time\n"
+                               "os.write(1, b'on')\n"
+                               "end = time.time() + 2 * 60\n"
+                               "while time.time() < end: pass\n",
+                               pair[1], &pid, &missing);
+        _exit(rc < 0 || read(pair[1], on, 1) != 1);
+    }
+    close(pair[1]);
+    struct pollfd p = {pair[0], POLLIN, 0};
+    assert_int_equal(poll(&p, 1, LIMIT_MS), 1);
+    assert_int_equal(read(pair[0], on, sizeof(on)), 2);
+    assert_int_equal(kill(starter, SIGKILL), 0);
+    waitpid(starter, NULL, 0);
+    assert_int_equal(poll(&p, 1, LIMIT_MS), 1);
+    assert_int_equal(read(pair[0], on, sizeof(on)), 0);
+    close(pair[0]);
+}
+
+static void a_limit_that_cannot_be_set_is_an_error(void **state)
+{
+    (void)state;
+    int status;
+    pid_t starter = fork();
+    if (starter == 0) {
+        struct rlimit few = {14, 14}; // the sandbox wants 16
+        int pair[2];
+        pid_t pid;
+        unsigned missing;
+        bool ok =
+            socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0 && setrlimit(RLIMIT_NOFILE, &few) == 0 &&
+            sandbox_start("", pair[1], &pid, &missing) == -EIO && strstr(fail_text(), "prlimit");
+        _exit(ok ? 0 : 1);
+    }
+    assert_int_equal(waitpid(starter, &status, 0), starter);
+    assert_int_equal(status, 0);
 }
 
 static void missing_layers_have_names(void **state)
@@ -144,6 +194,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_hostile_script_can_do_nothing),
         cmocka_unit_test(a_script_cannot_use_the_limits_of_its_parent),
+        cmocka_unit_test(a_script_ends_with_the_process_that_started_it),
+        cmocka_unit_test(a_limit_that_cannot_be_set_is_an_error),
         cmocka_unit_test(missing_layers_have_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
