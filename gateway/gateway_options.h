@@ -8,7 +8,7 @@
 struct gateway_options {
     char *listen, *instance, *log_level, *tool_format, *api_keys, *tls_cert, *tls_key;
     bool allow_open, metrics_open;
-    struct conf_list verifiers, cors_origins;
+    struct conf_list verifiers, cors_origins, trusted_proxies;
     struct rpc_tls rpc_tls;
     int64_t http_threads, max_connections, max_connections_per_ip;
     int64_t max_body_kib, max_bodies_mib, max_header_bytes, max_unread_kib;

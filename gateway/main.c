@@ -14,6 +14,7 @@
 #include "base/secret.h"
 #include "base/svc.h"
 #include "gateway/serve/completions.h"
+#include "gateway/http/address.h"
 #include "gateway/http/http.h"
 #include "gateway/http/listen.h"
 #include "gateway/gateway_options.h"
@@ -33,6 +34,7 @@ static struct gateway gateway;
 static struct http_server *http;
 static int listen_fd; // http's
 static struct template *templates;
+static struct address_range proxies[CONF_LIST_MAX];
 
 static int64_t to_us(double seconds)
 {
@@ -113,11 +115,25 @@ static int read_tls(const struct gateway_options *o, struct secret *cert, struct
     return rc < 0 ? rc : secret_read("the TLS key", o->tls_key, true, key);
 }
 
+static int read_proxies(const struct conf_list *list)
+{
+    int rc = 0;
+    for (unsigned i = 0; i < list->n && rc == 0; i++)
+        rc = address_range_parse(list->v[i], &proxies[i]);
+    if (rc == 0)
+        return 0;
+    char why[FAIL_TEXT_MAX];
+    snprintf(why, sizeof(why), "%s", fail_text());
+    return fail(rc, "trusted_proxies: %.300s", why);
+}
+
 static int start_http(const struct gateway_options *o, int fd)
 {
     struct http_options h = {.n_threads = (unsigned)o->http_threads,
                              .max_connections = (unsigned)o->max_connections,
                              .max_per_ip = (unsigned)o->max_connections_per_ip,
+                             .trusted = proxies,
+                             .n_trusted = o->trusted_proxies.n,
                              .max_body = (size_t)o->max_body_kib << 10,
                              .max_bodies = (size_t)o->max_bodies_mib << 20,
                              .max_header = (size_t)o->max_header_bytes,
@@ -142,7 +158,8 @@ static int start(const struct gateway_options *o)
     char name[256];
     if (o->max_bodies_mib << 10 < o->max_body_kib)
         return fail(-EINVAL, "max_bodies_mib must be at least max_body_kib");
-    int rc = find_socket(o, &fd);
+    int rc = read_proxies(&o->trusted_proxies);
+    rc = rc < 0 ? rc : find_socket(o, &fd);
     if (rc < 0)
         return rc;
     instance_address(fd, name, sizeof(name));

@@ -25,12 +25,17 @@
 
 /* ---- arrival ---- */
 
-static void set_phase(struct http_server *s, struct MHD_Connection *c, enum connection_phase phase,
-                      struct http_request *r)
+static struct connection *connection_of(struct MHD_Connection *c)
 {
     const union MHD_ConnectionInfo *i =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    connections_set_phase(s->connections, i ? i->socket_context : NULL, phase, r);
+    return i ? i->socket_context : NULL;
+}
+
+static void set_phase(struct http_server *s, struct MHD_Connection *c, enum connection_phase phase,
+                      struct http_request *r)
+{
+    connections_set_phase(s->connections, connection_of(c), phase, r);
 }
 
 static void *on_request_line(void *cls, const char *uri, struct MHD_Connection *c)
@@ -94,6 +99,19 @@ static enum MHD_Result refuse_body(struct http_request *r)
                        r->s->o.max_body >> 10);
 }
 
+/* Finds out whose request it is, and whether there is a place for it. */
+static void set_client(struct http_request *r, const struct framing *w)
+{
+    struct connection *k = connection_of(r->c);
+    struct address peer = connections_peer(k);
+    r->client =
+        address_client(&peer, w->forwarded, w->n_forwarded, r->s->o.trusted, r->s->o.n_trusted);
+    r->reserve = connections_reserve(k);
+    r->closes = r->reserve != HTTP_REGULAR;
+    if (!connections_set_client(r->s->connections, k, &r->client))
+        r->reserve = HTTP_ADDRESS_FULL;
+}
+
 /* The header has arrived: refuses the request now if the header is enough to decide. */
 static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connection *c,
                                      const char *path, const char *method, const char *version,
@@ -106,6 +124,7 @@ static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connectio
         return MHD_NO;
     *ret = r;
     set_phase(s, c, CONNECTION_RECEIVING, r);
+    set_client(r, &w);
     const char *fault = framing_fault(&w, version);
     if (fault)
         return http_refuse(r, 400, "%s", fault);
@@ -209,7 +228,7 @@ static void on_connection(void *cls, struct MHD_Connection *c, void **context,
     if (code == MHD_CONNECTION_NOTIFY_CLOSED)
         connections_close(s->connections, *context);
     else
-        *context = i ? connections_open(s->connections, i->connect_fd) : NULL;
+        *context = i ? connections_open(s->connections, i->connect_fd, c) : NULL;
 }
 
 static bool on_new(void *user, int fd, const struct sockaddr *address, socklen_t len)
@@ -246,11 +265,11 @@ static int start_daemon(struct http_server *s)
         flags, 0, NULL, NULL, on_access, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL,
         MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
         s, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, s, MHD_OPTION_CONNECTION_LIMIT, limit,
-        MHD_OPTION_PER_IP_CONNECTION_LIMIT, o->max_per_ip, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(o->idle_us / 1000000 + 1),
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
-        MHD_OPTION_THREAD_POOL_SIZE, o->n_threads > 1 ? o->n_threads : 0, MHD_OPTION_ARRAY,
-        o->tls_cert ? tls : plain, MHD_OPTION_END);
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)(o->idle_us / 1000000 + 1), MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL, MHD_OPTION_THREAD_POOL_SIZE,
+        o->n_threads > 1 ? o->n_threads : 0, MHD_OPTION_ARRAY, o->tls_cert ? tls : plain,
+        MHD_OPTION_END);
     if (!s->daemon && o->tls_cert)
         return fail(-EINVAL, "http: tls_cert and tls_key are not a PEM certificate and its key");
     return s->daemon ? 0 : fail(-EIO, "http: cannot start the server: %s", strerror(errno));

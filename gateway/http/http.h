@@ -15,23 +15,30 @@
 #include <stdint.h>
 #include "base/buf.h"
 #include "base/mem.h"
+#include "gateway/http/address.h"
 
 struct http_server;
 struct http_request;
 
 typedef void http_handler(void *user, struct http_request *r);
 
+/* HTTP_ALL_FULL: max_connections is reached. HTTP_ADDRESS_FULL: max_per_ip is. */
+enum http_reserve { HTTP_REGULAR, HTTP_ALL_FULL, HTTP_ADDRESS_FULL };
+
 struct http_options {
     unsigned n_threads, max_connections;
-    unsigned max_per_ip; // connections; 0: no such limit
-    size_t max_body;     // bytes; more is 413
-    size_t max_bodies;   // memory of all requests together, see http_charge(); more is 503
-    size_t max_header;   // bytes of request line and header; more is 431
-    size_t max_unread;   // unread bytes of a stream, its first event not counted
-    int64_t reader_us;   // most time with half of max_unread unread, or a whole answer stalled
-    int64_t request_us;  // time for a whole request to arrive
-    int64_t idle_us;     // time until a connection without a request is closed
-    int64_t ping_us;     // silence after which a stream gets a comment
+    unsigned max_per_ip; // connections of one address; 0: half of max_connections
+    const struct address_range
+        *trusted; // peers that may name the client; live as long as the server
+    unsigned n_trusted;
+    size_t max_body;    // bytes; more is 413
+    size_t max_bodies;  // memory of all requests together, see http_charge(); more is 503
+    size_t max_header;  // bytes of request line and header; more is 431
+    size_t max_unread;  // unread bytes of a stream, its first event not counted
+    int64_t reader_us;  // most time with half of max_unread unread, or a whole answer stalled
+    int64_t request_us; // time for a whole request to arrive
+    int64_t idle_us;    // time until a connection without a request is closed
+    int64_t ping_us;    // silence after which a stream gets a comment
     /* Called when the header has arrived. It may refuse the request by http_reply(); then the body
      * is discarded. NULL: all requests are admitted. */
     http_handler *admit;
@@ -62,6 +69,10 @@ DEFINE_AUTO(struct http_server, http_free)
 struct http_server *http_server_of(const struct http_request *r);
 const char *http_method(const struct http_request *r);
 const char *http_path(const struct http_request *r); // decoded, without the query
+/* The client, for logs and limits: the peer, or the address that a trusted proxy names. */
+const struct address *http_client(const struct http_request *r);
+/* Not HTTP_REGULAR: there is no place for this request. Only monitors may be answered. */
+enum http_reserve http_reserve(const struct http_request *r);
 /* The value of a header field as it arrived; NULL: absent. Only from the handler. */
 const char *http_field(const struct http_request *r, const char *name);
 const char *http_id(const struct http_request *r); // X-Request-Id if valid, else a random one

@@ -60,6 +60,16 @@ const char *http_path(const struct http_request *r)
     return r->path;
 }
 
+const struct address *http_client(const struct http_request *r)
+{
+    return &r->client;
+}
+
+enum http_reserve http_reserve(const struct http_request *r)
+{
+    return r->reserve;
+}
+
 const char *http_field(const struct http_request *r, const char *name)
 {
     return MHD_lookup_connection_value(r->c, MHD_HEADER_KIND, name);
@@ -292,6 +302,11 @@ void http_watch_abandon(struct http_request *r)
     pthread_mutex_unlock(&r->mu);
 }
 
+void http_watch_wake(struct MHD_Connection *c)
+{
+    MHD_resume_connection(c);
+}
+
 /* ---- answers, on the connection's thread ---- */
 
 /* With the lock. Copies unread bytes, at most max; true: the reader has caught up. */
@@ -374,7 +389,7 @@ static struct MHD_Response *response_of(struct http_request *r)
         MHD_add_response_header(m, r->headers[i].name, r->headers[i].value);
     if ((r->status == 429 || r->status == 503) && !MHD_get_response_header(m, "Retry-After"))
         MHD_add_response_header(m, "Retry-After", "1");
-    if (atomic_load(&r->s->draining))
+    if ((r->closes || atomic_load(&r->s->draining)) && !MHD_get_response_header(m, "Connection"))
         MHD_add_response_header(m, "Connection", "close");
     return m;
 }

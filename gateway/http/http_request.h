@@ -37,6 +37,9 @@ struct http_request {
     int64_t begun_us;
     bool too_big, bodies_full;
     bool refused; // because of its header
+    struct address client;
+    enum http_reserve reserve;
+    bool closes; // its connection, after the answer
 
     pthread_mutex_t mu;       // guards the fields below
     struct MHD_Connection *c; // NULL: libmicrohttpd has finished it

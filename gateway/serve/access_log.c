@@ -67,7 +67,9 @@ static void count_denied(int status)
 void access_log_denied(struct http_request *r, int status, const char *why)
 {
     count_denied(status);
-    log_info("request refused id=%s status=%d: %s", http_id(r), status, why);
+    char client[ADDRESS_TEXT_MAX];
+    address_text(http_client(r), client);
+    log_info("request refused id=%s client=%s status=%d: %s", http_id(r), client, status, why);
 }
 
 static double seconds_since(int64_t us, int64_t now_us)
@@ -85,16 +87,18 @@ void access_log_begin(struct access_log *c, struct http_request *r, enum openai_
     metrics_add(metrics.requests[kind], 1);
 }
 
-/* " trace=... key=...", without absent ones. */
+/* " client=... trace=... key=...", without absent ones. */
 struct ids {
-    char text[sizeof(" trace= key=") + TRACE_ID_LEN + AUTH_MAX_NAME];
+    char text[sizeof(" client= trace= key=") + ADDRESS_TEXT_MAX + TRACE_ID_LEN + AUTH_MAX_NAME];
 };
 
-static struct ids ids_text(const struct access_log *c)
+static struct ids ids_text(const struct access_log *c, const struct http_request *r)
 {
     struct ids w;
-    snprintf(w.text, sizeof(w.text), "%s%s%s%s", *c->trace ? " trace=" : "", c->trace,
-             *c->key ? " key=" : "", c->key);
+    char client[ADDRESS_TEXT_MAX];
+    address_text(http_client(r), client);
+    snprintf(w.text, sizeof(w.text), " client=%s%s%s%s%s", client, *c->trace ? " trace=" : "",
+             c->trace, *c->key ? " key=" : "", c->key);
     return w;
 }
 
@@ -105,7 +109,7 @@ void access_log_refused(const struct access_log *c, struct http_request *r,
     count_denied(fault->status);
     char why[sizeof(fault->text) + sizeof("...")];
     log_info("request refused id=%s%s endpoint=%s status=%d param=%s: %s", http_id(r),
-             ids_text(c).text, endpoints[c->kind], fault->status, fault->param,
+             ids_text(c, r).text, endpoints[c->kind], fault->status, fault->param,
              log_unquoted(fault->text, why, sizeof(why)));
 }
 
@@ -114,7 +118,7 @@ void access_log_retried(const struct access_log *c, struct http_request *r, cons
 {
     metrics_add(metrics.retried, 1);
     log_info("request retried on another verifier id=%s%s from=%s to=%s: %s", http_id(r),
-             ids_text(c).text, from, to, why);
+             ids_text(c, r).text, from, to, why);
 }
 
 static void observe_seconds(struct metric *m, double seconds, const struct access_log *c)
@@ -159,7 +163,7 @@ void access_log_end(const struct access_log *c, struct http_request *r, struct o
     log_info("request done id=%s%s endpoint=%s model=%s status=%d prompt=%u cached=%u out=%u "
              "choices=%u rounds=%u drafted=%u accepted=%u proposer=%s rule=%s first_ms=%.1f "
              "ms=%.1f",
-             http_id(r), ids_text(c).text, endpoints[c->kind],
+             http_id(r), ids_text(c, r).text, endpoints[c->kind],
              log_quote(model.data, model.len, name, sizeof(name)), status, reply->prompt_tokens,
              reply->cached_tokens, reply->completion_tokens, reply->n, s->rounds, s->drafted,
              s->accepted, *reply->proposer ? reply->proposer : "none",

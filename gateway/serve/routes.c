@@ -153,6 +153,23 @@ static const struct route *route_of(const struct http_request *r)
     return found;
 }
 
+/* Also answered on connections of the reserve. */
+static bool is_for_monitors(const struct route *e)
+{
+    return e->answer == health || e->answer == health_ready || e->answer == health_metrics;
+}
+
+/* A client that has taken its share, or whose neighbours have taken all. */
+static void refuse_place(struct http_request *r)
+{
+    if (http_reserve(r) == HTTP_ADDRESS_FULL)
+        answer_error(r, 429,
+                     "your address has too many connections (max_connections_per_ip); try again",
+                     "");
+    else
+        answer_error(r, 503, "all connections are in use (max_connections); try again", "");
+}
+
 void routes_admit(void *user, struct http_request *r)
 {
     const char *method = strcmp(http_method(r), "HEAD") == 0 ? "GET" : http_method(r);
@@ -164,6 +181,8 @@ void routes_admit(void *user, struct http_request *r)
     } else if (strcmp(method, found->method) != 0) {
         http_header(r, "Allow", found->method[0] == 'G' ? "GET, HEAD" : "POST");
         answer_error(r, 405, "this path does not accept that method; see the Allow header", "");
+    } else if (http_reserve(r) && !is_for_monitors(found)) {
+        refuse_place(r);
     } else {
         authenticate(user, r, found);
     }
