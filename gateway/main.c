@@ -58,6 +58,8 @@ static int read_keys(const struct gateway_options *o)
     int rc = path ? auth_new(path, &gateway.auth) : 0;
     if (gateway.auth)
         log_info("API key authentication enabled keys=%u", auth_n_keys(gateway.auth));
+    if (rc == 0 && gateway.auth)
+        rc = bad_keys_new(&gateway.bad_keys);
     gateway.metrics_open = o->metrics_open;
     gateway.cors.origins = &o->cors_origins;
     return rc;
@@ -173,6 +175,7 @@ static bool serve(void)
         sig = svc_wait_signal(TICK_US);
         svc_watchdog();
         completions_tick(gateway.completions);
+        routes_tick(&gateway);
     }
     if (sig)
         log_info("stopping on signal %d, active=%u", sig, http_n_active(http));
@@ -189,6 +192,7 @@ static bool wait_for(unsigned (*n_left)(struct http_server *s), int64_t until_us
         reported = n;
         svc_watchdog();
         completions_tick(gateway.completions);
+        routes_tick(&gateway);
         if (svc_wait_signal(TICK_US / 10))
             return false;
     }
@@ -252,6 +256,7 @@ static void stop(void)
     completions_free(gateway.completions);
     http_free(http);
     auth_free(gateway.auth);
+    bad_keys_free(gateway.bad_keys);
 }
 
 int main(int argc, char **argv)

@@ -22,6 +22,8 @@ static bool take_request(struct gateway *g, struct http_request *r, parse_fn *pa
     const char *body = http_body(r, &len);
     int rc = parse(body, len, ret, &fault);
     http_free_body(r);
+    if (rc == 0 && (rc = auth_bind_model(http_attached(r), ret, &fault)) < 0)
+        openai_request_done(ret);
     if (rc < 0) {
         answer_fault(r, &fault);
         return false;
