@@ -9,6 +9,7 @@
 #include <string.h>
 #include "base/err.h"
 #include "base/secret.h"
+#include "gateway/keys/usage_file.h"
 #include "gateway/upstream/generate_wire.h"
 
 struct auth_key {
@@ -461,5 +462,48 @@ int auth_bind(struct auth_guest *u, struct openai_request *q, int64_t now_us,
     pthread_mutex_unlock(&u->k->a->mu);
     if (rc == 0 && (rc = make_tenant(name, q)) < 0)
         *ret_fault = (struct openai_fault){.status = 500, .text = "no memory for this request"};
+    return rc;
+}
+
+/* ---- saving ---- */
+
+/* With the lock. */
+static void collect_entry(struct auth_key *k, int64_t now_us, struct usage_file_entry *ret)
+{
+    memcpy(ret->digest, k->line.digest, sizeof(ret->digest));
+    memcpy(ret->name, k->line.name, sizeof(ret->name));
+    ret->change = key_budget_take_unsaved(&k->budget, now_us);
+    ret->before = k->budget.counts;
+}
+
+/* With the lock. i: where the key was; a reload may have moved or removed it. */
+static struct auth_key *key_of_entry(struct auth *a, unsigned i, const struct usage_file_entry *e)
+{
+    if (i < a->n && memcmp(a->keys[i]->line.digest, e->digest, sizeof(e->digest)) == 0)
+        return a->keys[i];
+    return same_key(a->keys, a->n, e->digest);
+}
+
+/* The file is written without the lock: requests are counted meanwhile. */
+int auth_save(struct auth *a, struct usage_file *f, int64_t now_us)
+{
+    unsigned n;
+    AUTO(mem_free) struct usage_file_entry *v = calloc(KEY_FILE_MAX_KEYS, sizeof(*v));
+    if (!v)
+        return fail(-ENOMEM, "no memory to save the keys' counts");
+    pthread_mutex_lock(&a->mu);
+    for (n = 0; n < a->n; n++)
+        collect_entry(a->keys[n], now_us, &v[n]);
+    pthread_mutex_unlock(&a->mu);
+    int rc = usage_file_sync(f, v, n, now_us);
+    pthread_mutex_lock(&a->mu);
+    for (unsigned i = 0; i < n; i++) {
+        struct auth_key *k = key_of_entry(a, i, &v[i]);
+        if (k && rc == 0)
+            key_budget_adopt(&k->budget, &v[i].before, &v[i].after);
+        else if (k)
+            key_budget_return_unsaved(&k->budget, &v[i].change, v[i].before.day);
+    }
+    pthread_mutex_unlock(&a->mu);
     return rc;
 }

@@ -23,6 +23,7 @@
 #define AUTH_TOKEN_BYTES 4 // bytes of a prompt that are estimated as one token
 
 struct auth;
+struct usage_file;
 struct auth_guest; // an accepted request
 
 /* The limits of a key as they stand now; empty: no key is known. */
@@ -71,3 +72,8 @@ int auth_bind(struct auth_guest *u, struct openai_request *q, int64_t now_us,
               struct openai_fault *ret_fault, struct auth_levels *ret_levels);
 /* The request has used this many tokens until now, prompts included. u NULL: no effect. */
 void auth_use(struct auth_guest *u, uint64_t n_tokens, int64_t now_us);
+
+/* Adds the counts of all keys to the file, and takes those that other processes have added. Errors
+ * as those of usage_file_sync(); the counts are saved by the next call then. One thread at a
+ * time. */
+int auth_save(struct auth *a, struct usage_file *f, int64_t now_us);

@@ -201,6 +201,15 @@ struct key_budget_change key_budget_take_unsaved(struct key_budget *b, int64_t n
     return change;
 }
 
+void key_budget_return_unsaved(struct key_budget *b, const struct key_budget_change *change,
+                               int64_t day)
+{
+    b->unsaved.requests_us += change->requests_us;
+    b->unsaved.tokens_us += change->tokens_us;
+    if (b->counts.day == day)
+        b->unsaved.day_tokens += change->day_tokens;
+}
+
 static int64_t later(int64_t a, int64_t b)
 {
     return a > b ? a : b;

@@ -74,6 +74,10 @@ void key_budget_end(struct key_budget *b, struct key_budget_hold *h);
 
 /* The changes since the last call, to be saved. */
 struct key_budget_change key_budget_take_unsaved(struct key_budget *b, int64_t now_us);
+/* The changes could not be saved, and wait for the next call. day: counts.day when they were
+ * taken. */
+void key_budget_return_unsaved(struct key_budget *b, const struct key_budget_change *change,
+                               int64_t day);
 /* saved: the counts in the file, which other processes change, too. Returns `own`, joined with
  * them. change: the part of `own` that is not in the file yet. */
 struct key_budget_counts key_budget_join(const struct key_budget_counts *own,

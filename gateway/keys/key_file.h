@@ -1,7 +1,7 @@
 /* key_file.h - the file of API keys: a line for each key, with its name, the key and its limits.
  *
  *     alice  sha256:0a4d55a8d778e5022fab701977c5d840bbc486d0b1c5...  rate=60 tokens_per_day=9000
- *     bob    sk-5f1c0e...                                            max_tokens=2048 models=big,tiny
+ *     bob    sk-5f1c0e...                                            max_tokens=2048 models=a,b
  *
  * The format is ours (docs/operating.md). A '#' that begins a word begins a comment, but not as the
  * second word. Errors name the line and never show the key.

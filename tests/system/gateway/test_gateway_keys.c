@@ -257,6 +257,59 @@ static void concurrent_requests_cannot_use_the_same_tokens(void **state)
     child_stop(&s);
 }
 
+/* ---- the usage file ---- */
+
+/* What the key has left of 1000 tokens. The request could never be served, so it uses none. */
+static long left_of_1000(unsigned port)
+{
+    struct http_answer a = complete(port, ALICE, "{\"prompt\":[1],\"max_tokens\":1001}");
+    assert_int_equal(a.status, 400);
+    long left = field(&a, "x-ratelimit-remaining-tokens");
+    http_answer_done(&a);
+    return left;
+}
+
+static void counts_are_kept_over_restarts_and_shared(void **state)
+{
+    (void)state;
+    unsigned port, second;
+    char usage[300];
+    snprintf(usage, sizeof(usage), "%s/usage.sqlite", service_dir());
+    const char *more[] = {"--usage-file", usage, NULL};
+    struct child s = start_gateway("alice " ALICE " tokens_per_day=1000\n", more, &port);
+    struct child t = start_gateway("alice " ALICE " tokens_per_day=1000\n", more, &second);
+    http_answer_is(complete(port, ALICE, "{\"prompt\":\"say 400\",\"max_tokens\":400}"), 200, "",
+                   "w399");
+    for (unsigned i = 0; i < 2000 && left_of_1000(second) != 593; i++)
+        poll(NULL, 0, 10); // the other gateway reads the file once a second
+    assert_int_equal(left_of_1000(second), 593);
+    child_signal(&t, SIGKILL);
+    child_wait(&t);
+    child_stop(&s);
+    s = start_gateway("alice " ALICE " tokens_per_day=1000\n", more, &port);
+    assert_int_equal(left_of_1000(port), 593);
+    child_stop(&s);
+    FILE *f = fopen(usage, "w");
+    fputs("this is no database, but it is long enough to be read as one, and so it is damaged", f);
+    fclose(f);
+    s = start_gateway("alice " ALICE " tokens_per_day=1000\n", more, &port);
+    free(child_wait_log(&s, "usage file is damaged and renamed to "));
+    http_answer_is(complete(port, ALICE, "{\"prompt\":[1],\"max_tokens\":900}"), 200, "", "w0");
+    child_stop(&s);
+}
+
+static void an_unusable_usage_file_stops_the_start(void **state)
+{
+    (void)state;
+    stage_write_keys("alice " ALICE "\n");
+    const char *args[] = {"--listen",     "127.0.0.1:0",        "--verifiers",
+                          stage.address,  "--api-keys",         stage.keys,
+                          "--usage-file", "/nonexistent/usage", NULL};
+    struct child s = child_start(BINARY_DIR "/gateway", args);
+    free(child_wait_log(&s, "usage file /nonexistent/usage: No such file or directory"));
+    assert_int_equal(child_wait(&s), 1);
+}
+
 /* ---- health ---- */
 
 static void health_shows_ids_of_the_own_key_only(void **state)
@@ -295,6 +348,8 @@ int main(void)
         cmocka_unit_test(tokens_over_a_limit_are_429),
         cmocka_unit_test(tokens_of_ended_requests_count),
         cmocka_unit_test(concurrent_requests_cannot_use_the_same_tokens),
+        cmocka_unit_test(counts_are_kept_over_restarts_and_shared),
+        cmocka_unit_test(an_unusable_usage_file_stops_the_start),
         cmocka_unit_test(health_shows_ids_of_the_own_key_only),
     };
     return cmocka_run_group_tests(tests, stage_open_verifier, stage_close_verifier);
