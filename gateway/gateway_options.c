@@ -14,6 +14,9 @@ static const struct conf_option table[] = {
     {"api_keys", CONF_TEXT, &o.api_keys, NULL, 0, 0, NULL, NULL, 0,
      "file of API keys; default: the service manager's credential api-keys if present, else no key "
      "is required"},
+    {"usage_file", CONF_TEXT, &o.usage_file, NULL, 0, 0, NULL, NULL, 0,
+     "file that keeps the counts of API keys over restarts; default: usage.sqlite in the service "
+     "manager's state folder if there is one, else none"},
     {"allow_open", CONF_BOOL, &o.allow_open, "false", 0, 0, NULL, NULL, 0,
      "serve without API keys on an address that other machines can reach"},
     {"metrics_open", CONF_BOOL, &o.metrics_open, "false", 0, 0, NULL, NULL, 0,

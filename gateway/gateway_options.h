@@ -6,7 +6,7 @@
 #include "rpc/rpc_tls.h"
 
 struct gateway_options {
-    char *listen, *instance, *log_level, *tool_format, *api_keys, *tls_cert, *tls_key;
+    char *listen, *instance, *log_level, *tool_format, *api_keys, *usage_file, *tls_cert, *tls_key;
     bool allow_open, metrics_open;
     struct conf_list verifiers, cors_origins, trusted_proxies;
     struct rpc_tls rpc_tls;

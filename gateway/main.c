@@ -17,6 +17,7 @@
 #include "gateway/http/address.h"
 #include "gateway/http/http.h"
 #include "gateway/http/listen.h"
+#include "gateway/keys/usage_keeper.h"
 #include "gateway/gateway_options.h"
 #include "gateway/serve/routes.h"
 #include "gateway/serve/template.h"
@@ -35,6 +36,7 @@ static struct http_server *http;
 static int listen_fd; // http's
 static struct template *templates;
 static struct address_range proxies[CONF_LIST_MAX];
+static struct usage_keeper *keeper; // NULL: the counts of keys end with the process
 
 static int64_t to_us(double seconds)
 {
@@ -66,9 +68,23 @@ static int read_keys(const struct gateway_options *o)
     int rc = path ? auth_new(path, &gateway.auth) : 0;
     if (gateway.auth)
         log_info("API key authentication enabled keys=%u", auth_n_keys(gateway.auth));
+    if (rc == 0 && gateway.auth)
+        rc = bad_keys_new(&gateway.bad_keys);
     gateway.metrics_open = o->metrics_open;
     gateway.cors.origins = &o->cors_origins;
     return rc;
+}
+
+/* The keys' counts go to the file of the options, or to the service manager's state folder. */
+static int keep_usage(const struct gateway_options *o)
+{
+    const char *folder = getenv("STATE_DIRECTORY"), *path = o->usage_file;
+    char state[4096];
+    snprintf(state, sizeof(state), "%.*s/usage.sqlite", folder ? (int)strcspn(folder, ":") : 0,
+             folder ? folder : "");
+    if (!path && folder)
+        path = state;
+    return gateway.auth && path ? usage_keeper_new(gateway.auth, path, &keeper) : 0;
 }
 
 static int check_open(const struct gateway_options *o, int fd, const char *name)
@@ -167,6 +183,7 @@ static int start(const struct gateway_options *o)
     gateway.started_us = clock_us();
     rc = read_keys(o);
     rc = rc < 0 ? rc : check_open(o, fd, name);
+    rc = rc < 0 ? rc : keep_usage(o);
     rc = rc < 0 ? rc : rpc_tls_init(&o->rpc_tls);
     rc = rc < 0
              ? rc
@@ -206,6 +223,7 @@ static void tick(void)
 {
     svc_watchdog();
     completions_tick(gateway.completions);
+    routes_tick(&gateway);
     trim_memory();
 }
 
@@ -293,7 +311,9 @@ static void stop(void)
     upstream_free(gateway.upstream);
     completions_free(gateway.completions);
     http_free(http);
+    usage_keeper_free(keeper);
     auth_free(gateway.auth);
+    bad_keys_free(gateway.bad_keys);
 }
 
 int main(int argc, char **argv)

@@ -75,6 +75,9 @@ const struct address *http_client(const struct http_request *r);
 enum http_reserve http_reserve(const struct http_request *r);
 /* The value of a header field as it arrived; NULL: absent. Only from the handler. */
 const char *http_field(const struct http_request *r, const char *name);
+/* The client's address: IPv6, or IPv4 as ::ffff:a.b.c.d; zeros: a unix socket. Only from the
+ * handler. */
+void http_address(const struct http_request *r, uint8_t ret[16]);
 const char *http_id(const struct http_request *r); // X-Request-Id if valid, else a random one
 const char *http_body(const struct http_request *r, size_t *ret_len); // a NUL follows
 /* Frees the bytes once they are parsed. Their size still counts against max_bodies, because the
@@ -104,7 +107,7 @@ void http_on_drain(struct http_request *r, void (*fn)(void *user));
 void http_attach(struct http_request *r, void *it, void (*release)(void *it));
 void *http_attached(const struct http_request *r); // NULL: none
 
-/* Adds a header field to the answer, before the answer; at most 8. name must be static. */
+/* Adds a header field to the answer, before the answer; at most 16. name must be static. */
 void http_header(struct http_request *r, const char *name, const char *value);
 /* Sends the whole answer; takes the bytes. No effect when the client has disconnected. */
 void http_reply(struct http_request *r, int status, const char *type, struct buf *body);

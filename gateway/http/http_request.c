@@ -1,5 +1,6 @@
 /* http_request.c - a request inside the HTTP server: its references, its waiting, its answer. */
 #include <errno.h>
+#include <netinet/in.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,6 +74,20 @@ enum http_reserve http_reserve(const struct http_request *r)
 const char *http_field(const struct http_request *r, const char *name)
 {
     return MHD_lookup_connection_value(r->c, MHD_HEADER_KIND, name);
+}
+
+void http_address(const struct http_request *r, uint8_t ret[16])
+{
+    const union MHD_ConnectionInfo *i =
+        MHD_get_connection_info(r->c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const struct sockaddr *a = i ? i->client_addr : NULL;
+    memset(ret, 0, 16);
+    if (a && a->sa_family == AF_INET6) {
+        memcpy(ret, &((const struct sockaddr_in6 *)(const void *)a)->sin6_addr, 16);
+    } else if (a && a->sa_family == AF_INET) {
+        ret[10] = ret[11] = 0xff;
+        memcpy(ret + 12, &((const struct sockaddr_in *)(const void *)a)->sin_addr, 4);
+    }
 }
 
 void http_attach(struct http_request *r, void *it, void (*release)(void *it))

@@ -10,7 +10,7 @@
 #include "gateway/http/connections.h"
 #include "gateway/http/http.h"
 
-#define HTTP_MAX_HEADERS 8 // of an answer, in addition to the standard ones
+#define HTTP_MAX_HEADERS 16 // of an answer, in addition to the standard ones
 
 struct http_server {
     struct http_options o;

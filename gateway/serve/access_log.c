@@ -12,8 +12,8 @@ static const char *const endpoints[] = {[OPENAI_CHAT] = "chat_completions",
                                         [OPENAI_RESPONSES] = "responses"};
 
 static struct {
-    struct metric *requests[ARRAY_LEN(endpoints)], *no_key, *key_limit, *failed, *cancelled,
-        *retried, *first_token_s, *per_token_s, *total_s;
+    struct metric *requests[ARRAY_LEN(endpoints)], *no_key, *backoff, *key_limit, *failed,
+        *cancelled, *retried, *first_token_s, *per_token_s, *total_s;
 } metrics;
 
 static struct metric *seconds_histogram(const char *name, const char *help)
@@ -40,6 +40,7 @@ void access_log_init(void)
             metrics_counter("tandem_gateway_requests_total", "Requests for tokens.", label);
     }
     metrics.no_key = refused_counter("reason=\"key\"");
+    metrics.backoff = refused_counter("reason=\"backoff\"");
     metrics.key_limit = refused_counter("reason=\"limit\"");
     metrics.failed = metrics_counter("tandem_gateway_requests_failed_total",
                                      "Requests for tokens that ended with an error.", NULL);
@@ -60,8 +61,14 @@ void access_log_init(void)
 
 static void count_denied(int status)
 {
-    if (status == 401 || status == 429)
-        metrics_add(status == 429 ? metrics.key_limit : metrics.no_key, 1);
+    if (status == 429)
+        metrics_add(metrics.key_limit, 1);
+}
+
+void access_log_bad_key(struct http_request *r, int status)
+{
+    metrics_add(status == 429 ? metrics.backoff : metrics.no_key, 1);
+    log_debug("request without a valid API key id=%s status=%d", http_id(r), status);
 }
 
 void access_log_denied(struct http_request *r, int status, const char *why)
@@ -89,7 +96,7 @@ void access_log_begin(struct access_log *c, struct http_request *r, enum openai_
 
 /* " client=... trace=... key=...", without absent ones. */
 struct ids {
-    char text[sizeof(" client= trace= key=") + ADDRESS_TEXT_MAX + TRACE_ID_LEN + AUTH_MAX_NAME];
+    char text[sizeof(" client= trace= key=") + ADDRESS_TEXT_MAX + TRACE_ID_LEN + KEY_FILE_MAX_NAME];
 };
 
 static struct ids ids_text(const struct access_log *c, const struct http_request *r)

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
 #include "gateway/http/answer.h"
@@ -180,6 +181,8 @@ static void take_event(struct completion *x, unsigned choice, const Tandem__V1__
     default: // an event of a newer verifier
         break;
     }
+    auth_use(http_attached(x->http), (uint64_t)x->reply.prompt_tokens + x->reply.completion_tokens,
+             clock_unix_us());
     flush_events(x, &to);
 }
 

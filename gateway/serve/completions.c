@@ -6,8 +6,8 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "gateway/http/answer.h"
-#include "gateway/serve/auth.h"
 #include "gateway/serve/completion.h"
+#include "gateway/serve/rate_headers.h"
 #include "gateway/openai/json_write.h"
 #include "gateway/upstream/generate_wire.h"
 
@@ -167,13 +167,15 @@ static void choose_verifier(struct completion *x)
 
 /* ---- begin and end ---- */
 
-static struct completion *completion_new(struct completions *g, struct http_request *r)
+static struct completion *completion_new(struct completions *g, struct http_request *r,
+                                         const struct access_log *log)
 {
     struct completion *x = calloc(1, sizeof(*x));
     if (!x)
         return NULL;
     x->g = g;
     x->http = http_ref(r);
+    x->log = *log;
     atomic_init(&x->n_refs, 2); // of the connection and of the first step
     pthread_mutex_init(&x->mu, NULL);
     pthread_mutex_init(&x->answer_mu, NULL);
@@ -218,19 +220,24 @@ void completions_begin(struct completions *g, struct http_request *r, enum opena
         refuse_request(r, &log, &(struct openai_fault){.status = 503, .text = COMPLETION_STOPPING});
         return;
     }
-    struct completion *x = completion_new(g, r);
+    struct completion *x = completion_new(g, r, &log);
     if (!x) {
         refuse_request(r, &log,
                        &(struct openai_fault){.status = 500, .text = "no memory for this request"});
         return;
     }
-    x->log = log;
     completion_watch(x);
     const struct openai_memory memory = answer_memory(r);
     int rc = openai_request_parse(kind, body, len, &memory, &x->q, &fault);
     http_free_body(r);
     rc = rc < 0 ? rc : charge_request(x, len, &fault);
-    rc = rc < 0 ? rc : auth_bind(http_attached(r), &x->q, &fault);
+    if (rc == 0) {
+        struct auth_levels levels;
+        rc = auth_bind(http_attached(r), &x->q, clock_unix_us(), &fault, &levels);
+        rate_headers_add(r, &levels);
+        if (rc == -EAGAIN)
+            rate_headers_retry(r, levels.retry_s);
+    }
     if (rc < 0) {
         refuse_request(r, &x->log, &fault);
         completion_unref(x);
@@ -271,6 +278,15 @@ void completions_tick(struct completions *g)
             upstream_call_expire(&x->calls[i], late_us);
         pthread_mutex_unlock(&x->mu);
     }
+    pthread_mutex_unlock(&g->mu);
+}
+
+void completions_ids(struct completions *g, const char *key, struct buf *to)
+{
+    pthread_mutex_lock(&g->mu);
+    for (struct completion *x = g->all; x; x = x->next)
+        if (strcmp(x->log.key, key) == 0)
+            buf_add(to, http_id(x->http), strlen(http_id(x->http)) + 1);
     pthread_mutex_unlock(&g->mu);
 }
 

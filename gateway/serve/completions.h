@@ -38,5 +38,8 @@ void completions_abort(struct completions *g);
 void completions_free(struct completions *g);
 DEFINE_AUTO(struct completions, completions_free)
 
+/* Appends the ids of the running requests of an API key, each with a NUL. */
+void completions_ids(struct completions *g, const char *key, struct buf *to);
+
 /* Begins a request, which is answered now or later. */
 void completions_begin(struct completions *g, struct http_request *r, enum openai_kind kind);

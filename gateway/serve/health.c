@@ -181,6 +181,11 @@ void health_speculation(struct gateway *g, struct http_request *r)
 
 /* ---- health ---- */
 
+static bool text_is(const ProtobufCBinaryData *b, const char *text)
+{
+    return b->len == strlen(text) && (!b->len || memcmp(b->data, text, b->len) == 0);
+}
+
 static void write_proposers(const Tandem__V1__StatsReply *s, struct buf *to)
 {
     buf_puts(to, ",\"proposers\":[");
@@ -200,7 +205,32 @@ static void write_proposers(const Tandem__V1__StatsReply *s, struct buf *to)
     buf_puts(to, "]");
 }
 
-static void write_cache(const Tandem__V1__CacheStats *c, struct buf *to)
+/* The ids that a report may show: NUL-terminated, one after the other. */
+struct own_ids {
+    bool all;
+    struct buf ids;
+};
+
+static bool may_show(const struct own_ids *own, const ProtobufCBinaryData *id)
+{
+    for (size_t at = 0; at < own->ids.len && !own->all; at += strlen(own->ids.data + at) + 1)
+        if (text_is(id, own->ids.data + at))
+            return true;
+    return own->all;
+}
+
+static void write_holder(const Tandem__V1__CacheHolder *h, const struct own_ids *own,
+                         struct buf *to)
+{
+    buf_puts(to, "{\"id\":");
+    if (may_show(own, &h->id))
+        json_write_text(to, h->id.data, h->id.len);
+    else
+        buf_puts(to, "null");
+    buf_printf(to, ",\"choice\":%u,\"tokens\":%u,\"blocks\":%u}", h->choice, h->tokens, h->blocks);
+}
+
+static void write_cache(const Tandem__V1__CacheStats *c, const struct own_ids *own, struct buf *to)
 {
     buf_printf(to,
                ",\"cache\":{\"blocks_total\":%" PRIu64 ",\"blocks_used\":%" PRIu64
@@ -210,11 +240,8 @@ static void write_cache(const Tandem__V1__CacheStats *c, struct buf *to)
                c->blocks_total, c->blocks_used, c->blocks_shared, c->blocks_evictable, c->bytes,
                c->prompt_tokens, c->hit_tokens, c->evictions);
     for (size_t i = 0; i < c->n_holders; i++) {
-        const Tandem__V1__CacheHolder *h = c->holders[i];
-        buf_puts(to, i ? ",{\"id\":" : "{\"id\":");
-        json_write_text(to, h->id.data, h->id.len);
-        buf_printf(to, ",\"choice\":%u,\"tokens\":%u,\"blocks\":%u}", h->choice, h->tokens,
-                   h->blocks);
+        buf_puts(to, i ? "," : "");
+        write_holder(c->holders[i], own, to);
     }
     buf_printf(to,
                "],\"disk\":{\"up\":%s,\"blocks\":%" PRIu64 ",\"bytes\":%" PRIu64
@@ -234,7 +261,8 @@ static void write_pass_times(const Tandem__V1__StatsReply *s, struct buf *to)
     buf_puts(to, "]");
 }
 
-static void write_statistics(const Tandem__V1__StatsReply *s, struct buf *to)
+static void write_statistics(const Tandem__V1__StatsReply *s, const struct own_ids *own,
+                             struct buf *to)
 {
     buf_printf(
         to, ",\"running\":%u,\"waiting\":%u,\"requests\":%" PRIu64 ",\"generated_tokens\":%" PRIu64,
@@ -242,12 +270,13 @@ static void write_statistics(const Tandem__V1__StatsReply *s, struct buf *to)
     write_real(to, "tokens_per_s", s->tokens_per_s);
     write_real(to, "uptime_s", s->uptime_s);
     if (s->cache)
-        write_cache(s->cache, to);
+        write_cache(s->cache, own, to);
     write_pass_times(s, to);
     write_proposers(s, to);
 }
 
-static void write_verifier(const struct verifier_stats *p, struct buf *to)
+static void write_verifier(const struct verifier_stats *p, const struct own_ids *own,
+                           struct buf *to)
 {
     buf_puts(to, "{\"target\":");
     json_write_cstr(to, upstream_target(p->v));
@@ -263,7 +292,7 @@ static void write_verifier(const struct verifier_stats *p, struct buf *to)
                    p->state == UPSTREAM_READY ? 1 : (double)p->model->info->progress);
     }
     if (p->stats)
-        write_statistics(p->stats, to);
+        write_statistics(p->stats, own, to);
     buf_puts(to, "}");
 }
 
@@ -300,6 +329,17 @@ static int http_status_of(const char *overall)
     return strcmp(overall, "ok") == 0 ? 200 : 503;
 }
 
+/* Clients choose the ids of their requests. With keys, each sees only the ids that its key sent. */
+static void find_own_ids(struct query *a, struct own_ids *ret)
+{
+    char name[KEY_FILE_MAX_NAME + 1];
+    auth_name(http_attached(a->http), name);
+    ret->all = !a->g->auth;
+    buf_init(&ret->ids, BODY_MAX);
+    if (!ret->all)
+        completions_ids(a->g->completions, name, &ret->ids);
+}
+
 static void answer_health(struct query *a)
 {
     enum upstream_state states[UPSTREAM_MAX];
@@ -307,6 +347,8 @@ static void answer_health(struct query *a)
         states[i] = a->replies[i].state;
     const char *status = overall_state(a->g, states);
     struct buf body;
+    struct own_ids own;
+    find_own_ids(a, &own);
     buf_init(&body, BODY_MAX);
     buf_printf(&body, "{\"status\":\"%s\",\"version\":\"" TANDEM_VERSION "\"", status);
     write_real(&body, "uptime_s", (double)(clock_us() - a->g->started_us) / 1e6);
@@ -314,11 +356,12 @@ static void answer_health(struct query *a)
                http_n_active(http_server_of(a->http)));
     for (unsigned i = 0; i < a->n; i++) {
         buf_puts(&body, i ? "," : "");
-        write_verifier(&a->replies[i], &body);
+        write_verifier(&a->replies[i], &own, &body);
     }
     buf_puts(&body, "],\"spec_decode\":");
     write_speculation(a, &body);
     buf_puts(&body, "}\n");
+    buf_done(&own.ids);
     answer_json(a->http, http_status_of(status), &body);
 }
 
@@ -362,11 +405,6 @@ static void set_gauges(struct query *a)
                                   "1 while this verifier serves requests.", label),
                     a->replies[i].state == UPSTREAM_READY);
     }
-}
-
-static bool text_is(const ProtobufCBinaryData *b, const char *text)
-{
-    return b->len == strlen(text) && (!b->len || memcmp(b->data, text, b->len) == 0);
 }
 
 /* Whether reply i is the only one with its instance. Verifiers that were given the same one would
