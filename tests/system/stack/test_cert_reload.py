@@ -144,16 +144,24 @@ class Grpc(Changing):
         for name in ["gateway", "verifier", "proposer"]:
             cls.replace(cls, name, cls.ours.sign(name + "1"))
             cls.trust(cls, name, cls.ours)
-        cls.proposer = cls.service("proposer-svc", "--listen", "127.0.0.1:0", *cls.files("proposer"))
-        proposer_port = cls.proposer.wait(r"listening .*port=(\d+)").group(1)
-        cls.verifier = cls.service("verifier-svc", "--model", MODEL, "--listen", "127.0.0.1:0", "--proposers",
-                                   f"dns:///localhost:{proposer_port}", "--policy", "fixed", "--k", "3", *cls.files("verifier"))
-        cls.verifier_port = int(cls.verifier.wait(r"listening .*port=(\d+)").group(1))
+        cls.proposer, cls.proposer_port = cls.start_proposer(0)
+        cls.verifier, cls.verifier_port = cls.start_verifier(0)
         cls.gateway = cls.service("gateway", "--listen", "127.0.0.1:0", "--verifiers",
                                   f"dns:///localhost:{cls.verifier_port}", *cls.files("gateway"))
         cls.port = int(cls.gateway.wait(r"listening on 127\.0\.0\.1:(\d+)").group(1))
         cls.gateway.wait("verifier ready")
         cls.verifier.wait("proposer connected")
+
+    @classmethod
+    def start_proposer(cls, port):
+        proposer = cls.service("proposer-svc", "--listen", f"127.0.0.1:{port}", *cls.files("proposer"))
+        return proposer, int(proposer.wait(r"listening .*port=(\d+)").group(1))
+
+    @classmethod
+    def start_verifier(cls, port):
+        verifier = cls.service("verifier-svc", "--model", MODEL, "--listen", f"127.0.0.1:{port}", "--proposers",
+                               f"dns:///localhost:{cls.proposer_port}", "--policy", "fixed", "--k", "3", *cls.files("verifier"))
+        return verifier, int(verifier.wait(r"listening .*port=(\d+)").group(1))
 
     @classmethod
     def files(cls, name):
@@ -164,7 +172,7 @@ class Grpc(Changing):
         return Stream(http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S))
 
     def test_all_services_change_to_another_authority_without_a_failed_request(self):
-        """Only certificates that are really in use, on both sides, can pass the last step."""
+        """Then the servers restart: clients that had not changed would find no way to them."""
         services = {"gateway": self.gateway, "verifier": self.verifier, "proposer": self.proposer}
         running, texts, stop = self.stream(), [], threading.Event()
 
@@ -186,6 +194,15 @@ class Grpc(Changing):
             asking.join()
         texts += [running.end(), self.stream().end()]
         self.assertEqual(len(set(texts)), 1)
+        n_connected = self.verifier.log_text().count("proposer connected")
+        self.proposer.stop()
+        Grpc.proposer = self.start_proposer(self.proposer_port)[0]
+        until(lambda: self.verifier.log_text().count("proposer connected") > n_connected, "the connection to the proposer")
+        n_ready = self.gateway.log_text().count("verifier ready")
+        self.verifier.stop()
+        Grpc.verifier = self.start_verifier(self.verifier_port)[0]
+        until(lambda: self.gateway.log_text().count("verifier ready") > n_ready, "the connection to the verifier")
+        self.assertEqual(self.stream().end(), texts[0])
         context = ssl.create_default_context(cafile=self.theirs.ca)
         context.load_cert_chain(*self.theirs.sign("client"))
         self.assertTrue(shown(self.verifier_port, context))
