@@ -6,16 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "base/cert.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/handover.h"
 #include "base/instance.h"
 #include "base/log.h"
-#include "base/secret.h"
 #include "base/svc.h"
 #include "gateway/serve/completions.h"
 #include "gateway/http/address.h"
 #include "gateway/http/http.h"
+#include "gateway/http/http_tls.h"
 #include "gateway/http/listen.h"
 #include "gateway/keys/usage_keeper.h"
 #include "gateway/gateway_options.h"
@@ -33,7 +34,8 @@
 
 static struct gateway gateway;
 static struct http_server *http;
-static int listen_fd; // http's
+static int listen_fd;            // http's
+static struct cert_files *certs; // of HTTPS; NULL: plain HTTP
 static struct template *templates;
 static struct address_range proxies[CONF_LIST_MAX];
 static struct usage_keeper *keeper; // NULL: the counts of keys end with the process
@@ -101,34 +103,43 @@ static int check_open(const struct gateway_options *o, int fd, const char *name)
 
 static void reload_keys(void)
 {
-    if (!gateway.auth)
-        log_info("SIGHUP ignored: no API keys to reload");
-    else if (auth_reload(gateway.auth) < 0)
+    if (gateway.auth && auth_reload(gateway.auth) < 0)
         log_error("API keys not reloaded, the old ones stay valid: %s", fail_text());
-    else
+    else if (gateway.auth)
         log_info("API keys reloaded keys=%u", auth_n_keys(gateway.auth));
 }
 
+/* Files that a running process can read again. */
+static void reload_files(void)
+{
+    if (!gateway.auth && !certs && !rpc_tls_on())
+        log_info("SIGHUP ignored: no API keys or certificates to reload");
+    reload_keys();
+    cert_files_reload(certs);
+    rpc_tls_reload();
+}
+
 /* SIGHUP. Under a service manager a new process takes over, and the manager follows it. Any other
- * parent would lose track of the new process, so only the keys are reloaded. */
+ * parent would lose track of the new process, so only keys and certificates are reloaded. */
 static void reload(void *user)
 {
     if (!svc_is_managed())
-        reload_keys();
+        reload_files();
     else if (handover_start(user, &listen_fd, 1) < 0)
         log_error("cannot start a new process to take over: %s", fail_text());
     else
         log_info("new process started, it takes over when it is ready");
 }
 
-static int read_tls(const struct gateway_options *o, struct secret *cert, struct secret *key)
+static int read_tls(const struct gateway_options *o)
 {
-    if (!o->tls_cert && !o->tls_key)
+    struct cert_paths p = {
+        .settings = "tls", .cert = o->tls_cert, .key = o->tls_key, .check = http_tls_check};
+    if (!p.cert && !p.key)
         return 0;
-    if (!o->tls_cert || !o->tls_key)
+    if (!p.cert || !p.key)
         return fail(-EINVAL, "tls_cert and tls_key must be set together: one is missing");
-    int rc = secret_read("the TLS certificate", o->tls_cert, false, cert);
-    return rc < 0 ? rc : secret_read("the TLS key", o->tls_key, true, key);
+    return cert_files_new(&p, &certs);
 }
 
 static int read_proxies(const struct conf_list *list)
@@ -159,10 +170,8 @@ static int start_http(const struct gateway_options *o, int fd)
                              .idle_us = to_us(o->idle_timeout),
                              .ping_us = to_us(o->keepalive_interval),
                              .admit = routes_admit};
-    AUTO(secret_done) struct secret cert = {0}, key = {0};
-    int rc = read_tls(o, &cert, &key);
-    h.tls_cert = cert.text;
-    h.tls_key = key.text;
+    int rc = read_tls(o);
+    h.certs = certs;
     if (rc < 0)
         close(fd);
     return rc < 0 ? rc : http_new(&h, fd, routes_answer, &gateway, &http);
@@ -222,6 +231,8 @@ static void trim_memory(void)
 static void tick(void)
 {
     svc_watchdog();
+    cert_files_poll(certs, clock_us(), clock_unix_s());
+    rpc_tls_poll();
     completions_tick(gateway.completions);
     routes_tick(&gateway);
     trim_memory();
@@ -278,8 +289,7 @@ static void drain(const struct gateway_options *o, bool stopped)
     http_drain(http);
     if (handover_state() == HANDOVER_READY) {
         svc_retire();
-        if (gateway.auth)
-            reload_keys(); // an open connection may still send one request
+        reload_keys(); // an open connection may still send one request
         log_info("new process has taken over connections=%u", http_n_open(http));
         if (!stopped)
             wait_for(n_connections, until_us);
@@ -312,6 +322,7 @@ static void stop(void)
     completions_free(gateway.completions);
     http_free(http);
     usage_keeper_free(keeper);
+    cert_files_free(certs);
     auth_free(gateway.auth);
     bad_keys_free(gateway.bad_keys);
 }

@@ -4,12 +4,14 @@
 #include "base/log.h"
 #include "base/svc.h"
 #include "rpc/rpc_service.h"
+#include "rpc/rpc_tls.h"
 #include "verifier-svc/edge/verifier_service.h"
 #include "verifier-svc/engine/engine.h"
 #include "verifier-svc/engine/stats.h"
 #include "verifier-svc/settings/verifier_options.h"
 
 #define LOADING_POLL_US 20000 // between two checks of an engine that loads its model
+#define TICK_US 1000000       // between two looks at the certificates
 
 /* Waits until the model is loaded. 0: loaded; 1: a stop signal arrived; negative: loading
  * failed. */
@@ -18,6 +20,7 @@ static int wait_for_model(struct engine *e)
     while (engine_state(e, NULL) == ENGINE_LOADING) {
         if (svc_wait_signal(LOADING_POLL_US))
             return 1;
+        rpc_tls_poll();
     }
     if (engine_state(e, NULL) == ENGINE_FAILED)
         return fail(-EINVAL, "%s", engine_error(e));
@@ -37,6 +40,7 @@ static void reload(void *user)
     struct speculation_change change;
     struct speculation now;
     char waiting[512];
+    rpc_tls_reload();
     int err = verifier_options_reread(r->argc, r->argv, &change, waiting, sizeof(waiting));
     if (!err)
         err = engine_speculate(r->engine, &change, &now);
@@ -55,8 +59,8 @@ static int serve(struct rpc_service *rpc, struct engine *e)
         return r < 0 ? r : 0;
     rpc_service_serving(rpc, true);
     svc_ready("serving");
-    while (!svc_wait_signal(-1))
-        ;
+    while (!svc_wait_signal(TICK_US))
+        rpc_tls_poll();
     return 0;
 }
 

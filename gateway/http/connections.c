@@ -407,7 +407,7 @@ static void close_dead(struct connection *k)
 /* Answers 408. A connection that is idle after a request is closed without an answer. */
 static void time_out(const struct connections *s, struct connection *k, int64_t limit_us)
 {
-    bool can_answer = !s->o.tls_cert && !(k->phase == CONNECTION_IDLE && k->used);
+    bool can_answer = !s->o.certs && !(k->phase == CONNECTION_IDLE && k->used);
     char text[FAIL_TEXT_MAX];
     struct buf body, head;
     buf_init(&body, 4096);

@@ -14,6 +14,7 @@
 #include "base/svc.h"
 #include "gateway/http/framing.h"
 #include "gateway/http/http_request.h"
+#include "gateway/http/http_tls.h"
 
 #define MAX_URL_BYTES 2048        // path and query, decoded
 #define POOL_BYTES (64u << 10)    // of a connection: header and read buffer
@@ -253,12 +254,13 @@ static void on_mhd_log(void *cls, const char *format, va_list args)
 static int start_daemon(struct http_server *s)
 {
     const struct http_options *o = &s->o;
+    if (o->certs)
+        http_tls_use(o->certs);
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
-                     MHD_USE_ITC | MHD_USE_NO_LISTEN_SOCKET | (o->tls_cert ? MHD_USE_TLS : 0);
+                     MHD_USE_ITC | MHD_USE_NO_LISTEN_SOCKET | (o->certs ? MHD_USE_TLS : 0);
     unsigned limit = (o->max_connections + LIMIT_SLACK) * o->n_threads; // divided among the threads
     struct MHD_OptionItem plain[] = {{MHD_OPTION_END, 0, NULL}};
-    struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)(uintptr_t)o->tls_cert},
-                                   {MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)o->tls_key},
+    struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_CERT_CALLBACK2, 0, http_tls_callback()},
                                    {MHD_OPTION_HTTPS_PRIORITIES, 0, TLS_VERSIONS},
                                    {MHD_OPTION_END, 0, NULL}};
     s->daemon = MHD_start_daemon(
@@ -268,10 +270,8 @@ static int start_daemon(struct http_server *s)
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)(o->idle_us / 1000000 + 1), MHD_OPTION_STRICT_FOR_CLIENT, 1,
         MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL, MHD_OPTION_THREAD_POOL_SIZE,
-        o->n_threads > 1 ? o->n_threads : 0, MHD_OPTION_ARRAY, o->tls_cert ? tls : plain,
+        o->n_threads > 1 ? o->n_threads : 0, MHD_OPTION_ARRAY, o->certs ? tls : plain,
         MHD_OPTION_END);
-    if (!s->daemon && o->tls_cert)
-        return fail(-EINVAL, "http: tls_cert and tls_key are not a PEM certificate and its key");
     return s->daemon ? 0 : fail(-EIO, "http: cannot start the server: %s", strerror(errno));
 }
 

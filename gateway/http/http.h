@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/buf.h"
+#include "base/cert.h"
 #include "base/mem.h"
 #include "gateway/http/address.h"
 
@@ -42,11 +43,11 @@ struct http_options {
     /* Called when the header has arrived. It may refuse the request by http_reply(); then the body
      * is discarded. NULL: all requests are admitted. */
     http_handler *admit;
-    const char *tls_cert, *tls_key; // PEM, read at the start; NULL: plain HTTP
+    struct cert_files *certs; // for HTTPS; must outlive the server; NULL: plain HTTP
 };
 
-/* fd is a listening socket, which the server owns from now on.
- * -ENOMEM; -EIO; -EINVAL: the certificate or the key is malformed, or they do not match. */
+/* fd is a listening socket, which the server owns from now on. A process has at most one server
+ * with certificates. -ENOMEM; -EIO. */
 int http_new(const struct http_options *o, int fd, http_handler *handler, void *user,
              struct http_server **ret);
 /* Accepts no new connections. Each answer from now on closes its connection. */

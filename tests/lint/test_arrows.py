@@ -52,6 +52,7 @@ MAX_SOURCES = 25  # .c files of a room
 ONE_DOOR = [  # (pattern of a foreign header's name, pattern of the files that may include it)
     (r"grpc/", r"common/rpc/"),
     (r"microhttpd\.h", r"gateway/http/http_request\.h"),
+    (r"gnutls/", r"gateway/http/http_tls\.c"),
     (r"jansson\.h", r"gateway/"),
     (r"systemd/", r"common/base/(svc|journal)\.c"),
     (r"hwloc", r"common/base/cores\.c"),
@@ -110,7 +111,7 @@ def target(folder, name):
 
 
 def compile_flags():
-    libraries = ["libsystemd", "libprotobuf-c", "libmicrohttpd", "jansson", "libpcre2-8", "hwloc"]
+    libraries = ["libsystemd", "libprotobuf-c", "libmicrohttpd", "gnutls", "jansson", "libpcre2-8", "hwloc"]
     flags = subprocess.run(["pkg-config", "--cflags", *libraries], check=True, capture_output=True, text=True)
     return flags.stdout.split() + ["-std=gnu17", "-D_GNU_SOURCE", '-DTANDEM_VERSION="0"', "-Icommon", "-I.",
                                    "-isystem", GENERATED, "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]

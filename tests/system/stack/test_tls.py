@@ -185,11 +185,10 @@ class Https(Folder):
         other = self.ours.sign("other")[1]
         args = ["--listen", "127.0.0.1:0", "--verifiers", f"unix:{self.path('verifier.sock')}"]
         self.assertIn("one is missing", self.refused("gateway", *args, "--tls-cert", self.cert))
-        self.assertIn("are not a PEM certificate and its key",
-                      self.refused("gateway", *args, "--tls-cert", self.cert, "--tls-key", other))
-        self.assertIn("are not a PEM certificate and its key",
+        self.assertIn("is not the key of", self.refused("gateway", *args, "--tls-cert", self.cert, "--tls-key", other))
+        self.assertIn("holds no certificate",
                       self.refused("gateway", *args, "--tls-cert", self.path("keys"), "--tls-key", self.key))
-        self.assertIn("cannot read the TLS key", self.refused("gateway", *args, "--tls-cert", self.cert, "--tls-key", "/none"))
+        self.assertIn("cannot read tls_key", self.refused("gateway", *args, "--tls-cert", self.cert, "--tls-key", "/none"))
 
 
 class Grpc(Folder):
