@@ -36,7 +36,9 @@ static const struct conf_option table[] = {
     {"max_body_kib", CONF_INT, &o.max_body_kib, "8192", 1, 1 << 20, NULL, NULL, 0,
      "largest request body, in KiB"},
     {"max_bodies_mib", CONF_INT, &o.max_bodies_mib, "256", 1, 1 << 20, NULL, NULL, 0,
-     "memory for all request bodies, in MiB; a body counts until a verifier starts its request"},
+     "memory for all request bodies, in MiB; a body, and 4 bytes per token of its answer, count "
+     "until "
+     "the answer ends, because another verifier may have to continue it"},
     {"max_header_bytes", CONF_INT, &o.max_header_bytes, "16384", 256, 49152, NULL, NULL, 0,
      "largest request header, in bytes"},
     {"max_unread_kib", CONF_INT, &o.max_unread_kib, "1024", 16, 1 << 20, NULL, NULL, 0,
@@ -53,6 +55,13 @@ static const struct conf_option table[] = {
      "how long a request waits for a model that is loading, in s"},
     {"queue_wait", CONF_FLOAT, &o.queue_wait, "300", 0.1, 86400, NULL, NULL, 0,
      "how long a request may wait in a verifier's queue before it gets status 429, in s"},
+    {"stall_timeout", CONF_FLOAT, &o.stall_timeout, "5", 0.5, 3600, NULL, NULL, 0,
+     "silence of a verifier, which otherwise reports twice a second, until its answers are "
+     "continued "
+     "elsewhere, in s"},
+    {"resume_wait", CONF_FLOAT, &o.resume_wait, "10", 0, 3600, NULL, NULL, 0,
+     "how long an answer whose verifier is lost waits for one that continues it, in s; 0: it "
+     "fails"},
     {"drain_timeout", CONF_FLOAT, &o.drain_timeout, "120", 0, 3600, NULL, NULL, 0,
      "how long running requests may continue after SIGTERM, in s"},
     {"template_workers", CONF_INT, &o.template_workers, "2", 1, 64, NULL, NULL, 0,

@@ -69,6 +69,9 @@ const char *http_body(const struct http_request *r, size_t *ret_len); // a NUL f
  * place. http_release_body(), or the release of the last reference, ends that. */
 void http_free_body(struct http_request *r);
 void http_release_body(struct http_request *r);
+/* Counts n more bytes of the request against max_bodies, until http_release_body(). Only by the
+ * thread that answers. false: the limit is reached, nothing is counted. */
+bool http_hold(struct http_request *r, size_t n);
 int64_t http_begun_us(const struct http_request *r); // clock_us() when the header had arrived
 
 /* A handler that answers later keeps a reference. */

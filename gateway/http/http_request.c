@@ -98,6 +98,16 @@ void http_release_body(struct http_request *r)
     r->counted = 0;
 }
 
+bool http_hold(struct http_request *r, size_t n)
+{
+    if (atomic_fetch_add(&r->s->body_bytes, n) + n > r->s->o.max_bodies) {
+        atomic_fetch_sub(&r->s->body_bytes, n);
+        return false;
+    }
+    r->counted += n;
+    return true;
+}
+
 int64_t http_begun_us(const struct http_request *r)
 {
     return r->begun_us;

@@ -226,7 +226,8 @@ void completions_begin(struct completions *g, struct http_request *r, enum opena
 }
 
 int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us,
-                    int64_t queue_wait_us, const char *tool_format, struct completions **ret)
+                    int64_t queue_wait_us, const struct upstream_patience *patience,
+                    const char *tool_format, struct completions **ret)
 {
     struct completions *g = calloc(1, sizeof(*g));
     if (!g)
@@ -236,23 +237,51 @@ int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us
     g->tool_format = tool_format;
     g->load_wait_us = load_wait_us;
     g->queue_wait_us = queue_wait_us;
+    g->patience = *patience;
     pthread_mutex_init(&g->mu, NULL);
     access_log_init();
     *ret = g;
     return 0;
 }
 
+/* With g's lock. The first request from x on that still exists, with a reference; NULL: none. */
+static struct completion *hold_live(struct completion *x)
+{
+    for (; x; x = x->next) {
+        unsigned n = atomic_load(&x->n_refs);
+        while (n && !atomic_compare_exchange_weak(&x->n_refs, &n, n + 1))
+            ;
+        if (n)
+            return x;
+    }
+    return NULL;
+}
+
+static void tick_calls(struct completion *x, int64_t now_us)
+{
+    pthread_mutex_lock(&x->mu);
+    unsigned n = x->n_calls; // they exist as long as x
+    for (unsigned i = 0; i < n; i++)
+        upstream_call_expire(&x->calls[i], now_us - x->g->queue_wait_us);
+    pthread_mutex_unlock(&x->mu);
+    for (unsigned i = 0; i < n; i++)
+        upstream_call_tick(&x->calls[i], now_us);
+}
+
 void completions_tick(struct completions *g)
 {
+    int64_t now_us = clock_us();
     pthread_mutex_lock(&g->mu);
-    int64_t late_us = clock_us() - g->queue_wait_us;
-    for (struct completion *x = g->all; x; x = x->next) {
-        pthread_mutex_lock(&x->mu);
-        for (unsigned i = 0; i < x->n_calls; i++)
-            upstream_call_expire(&x->calls[i], late_us);
-        pthread_mutex_unlock(&x->mu);
-    }
+    struct completion *x = hold_live(g->all);
     pthread_mutex_unlock(&g->mu);
+    while (x) {
+        tick_calls(x, now_us);
+        pthread_mutex_lock(&g->mu);
+        struct completion *next = hold_live(x->next);
+        pthread_mutex_unlock(&g->mu);
+        completion_unref(x);
+        x = next;
+    }
 }
 
 void completions_drain(struct completions *g)

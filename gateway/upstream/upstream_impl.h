@@ -15,6 +15,7 @@ struct verifier {
     char problem[FAIL_TEXT_MAX];
     bool query_pending;
     int64_t query_at_us;
+    int64_t answered_us; // time of its last answer to GetModel
 };
 
 struct waiter {
