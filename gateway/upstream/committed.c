@@ -21,7 +21,7 @@ void committed_done(struct committed *c)
     *c = (struct committed){0};
 }
 
-/* Without memory the answer goes on, but cannot be continued elsewhere. */
+/* Without memory the answer continues, but cannot be continued elsewhere. */
 static void lose_ids(struct committed *c)
 {
     c->is_partial = true;

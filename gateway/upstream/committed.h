@@ -1,5 +1,5 @@
-/* committed.h - what is committed of the choices of a Generate call: all that another verifier needs
- * to continue them.
+/* committed.h - what is committed of the choices of a Generate call: all that another verifier
+ * needs to continue them.
  *
  * Threads: one at a time. */
 #pragma once
@@ -33,8 +33,8 @@ void committed_done(struct committed *c);
  * -EPROTO: a token that was sent a second time differs. */
 int committed_take(struct committed *c, unsigned choice, Tandem__V1__TokenRun *run,
                    bool (*hold)(void *user, size_t bytes), void *user);
-/* The continuation, as fields of a GenerateRequest that rpc_msg_joined() adds to the request. NULL: no
- * memory. */
+/* The continuation, as fields of a GenerateRequest that rpc_msg_joined() adds to the request. NULL:
+ * no memory. */
 struct rpc_msg *committed_pack(struct committed *c, ProtobufCBinaryData fingerprint);
 /* Whether tokens were taken since the last committed_pack(). */
 bool committed_has_more(const struct committed *c);

@@ -136,8 +136,8 @@ static void send_leg(struct upstream_leg *leg, struct verifier *v, struct rpc_ms
     pthread_mutex_unlock(&a->mu);
 }
 
-/* A verifier with the same model that was not tried yet, or that can continue the answer. NULL: there
- * is none. */
+/* A verifier with the same model that was not tried yet, or that can continue the answer. NULL:
+ * there is none. */
 static struct verifier *choose_verifier(const struct upstream_call *a,
                                         const struct upstream_leg * not )
 {
@@ -198,7 +198,7 @@ static bool ask_next(struct upstream_call *a, const struct upstream_leg * not )
     return true;
 }
 
-/* The next leg has begun and becomes the current one. false: it cannot, and its events are ignored. */
+/* The next leg has begun and becomes the current one. false: it cannot; its events are ignored. */
 static bool adopt(struct upstream_call *a)
 {
     struct upstream_leg *leg = TAKE(a->next);

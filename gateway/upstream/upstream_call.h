@@ -6,8 +6,8 @@
  *     begun       its verifier is lost (UNAVAILABLE), drains or is silent; the other verifier gets
  *                 the committed tokens and continues the answer with the same bits
  *
- * A verifier that drains or is silent keeps the call until the other one has begun, so nothing is lost
- * if none can take it. A lost call waits for a verifier for patience->resume_us.
+ * A verifier that drains or is silent keeps the call until the other one has begun, so nothing is
+ * lost if none can take it. A lost call waits for a verifier for patience->resume_us.
  *
  * Threads: upstream_call_begin() and the callbacks one at a time; upstream_call_cancel() and the
  * functions after it any. */
@@ -79,7 +79,7 @@ struct upstream_call {
     int64_t waiting_since_us; // start of the wait for a verifier to begin; 0: no wait
 };
 
-/* Initialises the private fields; the owner has set the fields up to prompt. n: choices. -ENOMEM. */
+/* Initialises the private fields; the owner has set those up to prompt. n: choices. -ENOMEM. */
 int upstream_call_init(struct upstream_call *a, unsigned n);
 void upstream_call_done(struct upstream_call *a);
 /* Sends the request. The call owns verifier, request and prompt. */

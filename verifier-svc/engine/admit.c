@@ -65,7 +65,7 @@ static uint32_t blocks_available(const struct engine *e)
     return owed < n_free ? n_free - owed : 0;
 }
 
-/* Cached rows of the prompt. A continued sequence may find rows of its own tokens, too. */
+/* Cached rows of the prompt. A continued sequence may find rows of its answer, too. */
 static uint32_t cached_prompt(const struct seq *s)
 {
     return s->n_cached < s->n_prompt ? s->n_cached : s->n_prompt;

@@ -291,7 +291,7 @@ class Resume(Stack):
 
 
 class Cut(Resume):
-    """The first verifier is behind a relay."""
+    """A relay is between the gateway and the first verifier."""
 
     def prepare(self):
         path = os.path.join(self.folder, "relay.sock")

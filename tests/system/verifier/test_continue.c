@@ -1,5 +1,5 @@
-/* test_continue.c - a verifier continues an answer that another one has begun, from any token on: the
- * rest has the same tokens, text, logprobs and end. */
+/* test_continue.c - a verifier continues an answer that another one has begun, from any token on.
+ * The rest has the same tokens, text, logprobs and end. */
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
