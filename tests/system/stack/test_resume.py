@@ -25,6 +25,7 @@ SANITIZED = bool(re.search("asan|tsan", BIN))
 LONG = bool(os.environ.get("TANDEM_TEST_LONG"))
 LIMIT_S = 60 * (5 if SANITIZED else 1)
 N_TOKENS = 24
+TRIES = 20
 VOLATILE = {"id", "created", "created_at", "metrics", "timings", "item_id", "call_id", "cached_tokens", "request_id"}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}}]
 SAMPLED = {"temperature": 1.2, "max_tokens": N_TOKENS, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
@@ -40,7 +41,7 @@ ANSWERS = {
     "tools": ("chat/completions", {**SEEDED, **STORY, "tools": TOOLS, "n": 2}),
     "responses": ("responses", {"input": "Tell me a story.", "temperature": 1.2, "seed": 7, "max_output_tokens": N_TOKENS, "stream": True}),
     "prompts": ("completions", {**SEEDED, "prompt": ["Once upon a time", "The cat", "A dog"], "n": 2}),
-    "whole": ("completions", {**SEEDED, "prompt": "Once upon a time", "stream": False, "stream_options": None}),
+    "whole": ("completions", {**SEEDED, "prompt": "Once upon a time", "stream": False, "stream_options": None, "max_tokens": 200}),
 }
 
 
@@ -188,7 +189,7 @@ class Stack(unittest.TestCase):
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
         c.request("POST", f"/v1/{endpoint}", json.dumps(body))
         if hurt and not body["stream"]:
-            time.sleep(0.004 * at)
+            time.sleep(0.01 * (at + 1))
             hurt()
         reply, events = c.getresponse(), []
         self.assertEqual(reply.status, 200)
@@ -234,7 +235,7 @@ def metrics_of(events):
     return {}
 
 
-class Resume(Stack):
+class Disturbed(Stack):
     def disturbed(self, answer, hurt, mend, at):
         """One disturbed answer, compared with the undisturbed one of the same seed."""
         before = self.resumed()
@@ -245,33 +246,38 @@ class Resume(Stack):
         self.same(got, self.ask(answer, seed=seed))
         return self.resumed() - before
 
-    def everywhere(self, name, hurt, mend, positions):
-        n = 0
+    def everywhere(self, answer, hurt, mend, positions):
+        """All answers must be right. On a busy machine an answer may be complete before it is disturbed: then once more."""
+        n = tries = 0
         for at in positions:
-            with self.subTest(answer=name, at=at):
-                n += self.disturbed(ANSWERS[name], hurt, mend, at)
-        self.assertGreater(n, 0, f"{name}: no answer was resumed")
+            n += self.disturbed(answer, hurt, mend, at)
+        while not n:
+            tries += 1
+            self.assertLess(tries, TRIES, "no answer was resumed")
+            n = self.disturbed(answer, hurt, mend, positions[0])
 
     def positions(self, few):
         return range(N_TOKENS) if LONG else few[:1] if SANITIZED else few
 
+
+class Resume(Disturbed):
     def test_a_killed_verifier_costs_no_byte(self):
         first = self.verifiers[0]
         for name in ANSWERS:
-            self.everywhere(name, first.kill, first.start, self.positions([3, 11] if name in ("seeded", "echo, n") else [5]))
+            with self.subTest(answer=name):
+                self.everywhere(ANSWERS[name], first.kill, first.start, self.positions([3, 11] if name in ("seeded", "echo, n") else [5]))
 
     def test_a_stop_string_may_lie_across_the_border(self):
         first = self.verifiers[0]
         text = "".join(e["choices"][0]["text"] for e in self.ask(ANSWERS["seeded"]) if e != "[DONE]" and e["choices"])
         endpoint, body = ANSWERS["seeded"]
         stop = (endpoint, {**body, "stop": [text[len(text) // 2:][:7], "no such text"]})
-        total = sum(self.disturbed(stop, first.kill, first.start, at) for at in self.positions([6, 2]))
-        self.assertGreater(total, 0)
+        self.everywhere(stop, first.kill, first.start, self.positions([6, 2]))
 
     def test_a_stopped_verifier_is_left(self):
         first = self.verifiers[0]
         for name in ["seeded", "echo, n"]:
-            self.everywhere(name, lambda: first.signal(signal.SIGSTOP), lambda: first.signal(signal.SIGCONT), self.positions([2]))
+            self.everywhere(ANSWERS[name], lambda: first.signal(signal.SIGSTOP), lambda: first.signal(signal.SIGCONT), self.positions([2]))
 
     def test_a_drain_hands_its_answers_over(self):
         first = self.verifiers[0]
@@ -280,17 +286,17 @@ class Resume(Stack):
         def mend():
             self.assertEqual(first.process.wait(LIMIT_S), 0)
             first.start()
-        self.assertGreater(self.disturbed(long, first.drain, mend, 4), 0)
+        self.everywhere(long, first.drain, mend, [4])
 
     def test_a_lossy_rule_is_resumed_and_says_so(self):
         first = self.verifiers[0]
-        body = {**ANSWERS["seeded"][1], "speculative": {"rule": "typical"}}
+        body = {**ANSWERS["seeded"][1], "speculative": {"rule": "typical"}, "max_tokens": 200}
         events = self.ask(("completions", body), first.kill, 3)
-        self.assertEqual(sum(len(e["choices"]) for e in events if e != "[DONE]"), N_TOKENS + 1)
+        self.assertEqual(sum(len(e["choices"]) for e in events if e != "[DONE]"), 200 + 1)
         self.assertEqual(metrics_of(events).get("resumed"), {"count": 1, "same_bits": False})
 
 
-class Cut(Resume):
+class Cut(Disturbed):
     """A relay is between the gateway and the first verifier."""
 
     def prepare(self):
@@ -301,13 +307,10 @@ class Cut(Resume):
 
     def test_a_cut_link_costs_no_byte(self):
         for name in ["seeded", "prompts"]:
-            self.everywhere(name, self.relay.cut, lambda: None, self.positions([2]))
+            self.everywhere(ANSWERS[name], self.relay.cut, lambda: None, self.positions([2]))
 
     def test_a_link_that_passes_nothing_is_left(self):
-        self.everywhere("seeded", self.relay.stalled.set, self.relay.stalled.clear, self.positions([2]))
-
-    test_a_killed_verifier_costs_no_byte = test_a_stop_string_may_lie_across_the_border = None
-    test_a_stopped_verifier_is_left = test_a_drain_hands_its_answers_over = test_a_lossy_rule_is_resumed_and_says_so = None
+        self.everywhere(ANSWERS["seeded"], self.relay.stalled.set, self.relay.stalled.clear, self.positions([2]))
 
 
 class Alone(Stack):
@@ -318,16 +321,18 @@ class Alone(Stack):
         self.verifiers[0].start()
 
     def test_the_same_verifier_continues_when_it_is_back(self):
-        got = self.ask(ANSWERS["seeded"], self.restart, 5)
+        long = ("completions", {**ANSWERS["seeded"][1], "max_tokens": 400})
+        got = self.ask(long, self.restart, 5)
         self.assertEqual(metrics_of(got).get("resumed"), {"count": 1, "same_bits": True})
-        self.same(got, self.ask(ANSWERS["seeded"]))
+        self.same(got, self.ask(long))
 
 
 class Nobody(Stack):
     n_verifiers, options = 1, ["--resume-wait", "0.5"]
 
     def test_without_a_verifier_in_time_the_answer_ends_with_an_error(self):
-        events = self.ask(ANSWERS["seeded"], self.verifiers[0].kill, 5)
+        long = ("completions", {**ANSWERS["seeded"][1], "max_tokens": 400})
+        events = self.ask(long, self.verifiers[0].kill, 5)
         self.assertEqual(events[-1], "[DONE]")
         self.assertEqual(events[-2]["error"]["message"], "the verifier stopped before the answer was complete")
 
