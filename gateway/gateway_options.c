@@ -58,6 +58,13 @@ static const struct conf_option table[] = {
      "how long a request waits for a model that is loading, in s"},
     {"queue_wait", CONF_FLOAT, &o.queue_wait, "300", 0.1, 86400, NULL, NULL, 0,
      "how long a request may wait in a verifier's queue before it gets status 429, in s"},
+    {"stall_timeout", CONF_FLOAT, &o.stall_timeout, "5", 0.5, 3600, NULL, NULL, 0,
+     "silence of a verifier, which otherwise reports twice a second, until its answers are "
+     "continued "
+     "elsewhere, in s"},
+    {"resume_wait", CONF_FLOAT, &o.resume_wait, "10", 0, 3600, NULL, NULL, 0,
+     "how long an answer whose verifier is lost waits for one that continues it, in s; 0: it "
+     "fails"},
     {"drain_timeout", CONF_FLOAT, &o.drain_timeout, "120", 0, 3600, NULL, NULL, 0,
      "how long running requests may continue after SIGTERM, in s"},
     {"template_workers", CONF_INT, &o.template_workers, "2", 1, 64, NULL, NULL, 0,

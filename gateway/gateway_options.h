@@ -13,7 +13,7 @@ struct gateway_options {
     int64_t http_threads, max_connections, max_connections_per_ip;
     int64_t max_body_kib, max_bodies_mib, max_header_bytes, max_unread_kib;
     double reader_timeout, request_timeout, idle_timeout, keepalive_interval, load_wait, queue_wait,
-        drain_timeout;
+        stall_timeout, resume_wait, drain_timeout;
     int64_t template_workers;
     double template_timeout;
 };

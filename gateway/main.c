@@ -181,6 +181,7 @@ static int start(const struct gateway_options *o)
 {
     int fd;
     char name[256];
+    const struct upstream_patience patience = {to_us(o->stall_timeout), to_us(o->resume_wait)};
     if (o->max_bodies_mib << 10 < o->max_body_kib)
         return fail(-EINVAL, "max_bodies_mib must be at least max_body_kib");
     int rc = read_proxies(&o->trusted_proxies);
@@ -202,7 +203,8 @@ static int start(const struct gateway_options *o)
                                (unsigned)(o->template_timeout * 1000), &templates);
     rc = rc < 0 ? rc
                 : completions_new(gateway.upstream, templates, to_us(o->load_wait),
-                                  to_us(o->queue_wait), o->tool_format, &gateway.completions);
+                                  to_us(o->queue_wait), &patience, o->tool_format,
+                                  &gateway.completions);
     if (rc < 0) {
         close(fd);
         return rc;

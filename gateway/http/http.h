@@ -76,9 +76,6 @@ const struct address *http_client(const struct http_request *r);
 enum http_reserve http_reserve(const struct http_request *r);
 /* The value of a header field as it arrived; NULL: absent. Only from the handler. */
 const char *http_field(const struct http_request *r, const char *name);
-/* The client's address: IPv6, or IPv4 as ::ffff:a.b.c.d; zeros: a unix socket. Only from the
- * handler. */
-void http_address(const struct http_request *r, uint8_t ret[16]);
 const char *http_id(const struct http_request *r); // X-Request-Id if valid, else a random one
 const char *http_body(const struct http_request *r, size_t *ret_len); // a NUL follows
 /* Frees the bytes once they are parsed. Their size still counts against max_bodies, because the
@@ -89,6 +86,8 @@ void http_free_body(struct http_request *r);
  * reference sets 0. If they do not fit, nothing changes: -EAGAIN: other requests use the memory;
  * -EMSGSIZE: the request alone needs more than max_bodies. Each with a sentence. */
 int http_charge(struct http_request *r, size_t bytes);
+/* Counts n more bytes, likewise. false: they do not fit. */
+bool http_hold(struct http_request *r, size_t n);
 int64_t http_begun_us(const struct http_request *r); // clock_us() when the header had arrived
 
 /* A handler that answers later keeps a reference. */

@@ -76,20 +76,6 @@ const char *http_field(const struct http_request *r, const char *name)
     return MHD_lookup_connection_value(r->c, MHD_HEADER_KIND, name);
 }
 
-void http_address(const struct http_request *r, uint8_t ret[16])
-{
-    const union MHD_ConnectionInfo *i =
-        MHD_get_connection_info(r->c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    const struct sockaddr *a = i ? i->client_addr : NULL;
-    memset(ret, 0, 16);
-    if (a && a->sa_family == AF_INET6) {
-        memcpy(ret, &((const struct sockaddr_in6 *)(const void *)a)->sin6_addr, 16);
-    } else if (a && a->sa_family == AF_INET) {
-        ret[10] = ret[11] = 0xff;
-        memcpy(ret + 12, &((const struct sockaddr_in *)(const void *)a)->sin_addr, 4);
-    }
-}
-
 void http_attach(struct http_request *r, void *it, void (*release)(void *it))
 {
     r->attached = it;
@@ -144,6 +130,11 @@ int http_charge(struct http_request *r, size_t bytes)
     }
     r->counted = bytes;
     return 0;
+}
+
+bool http_hold(struct http_request *r, size_t n)
+{
+    return http_charge(r, r->counted + n) == 0;
 }
 
 int64_t http_begun_us(const struct http_request *r)

@@ -77,6 +77,8 @@ struct openai_reply {
     int64_t seed;                          // the last one
     struct openai_speculation speculation; // sum over the choices
     struct openai_timings timings;
+    uint32_t n_resumed; // times that another verifier continued
+    bool may_differ;    // ... although it need not have the same bits
     char rule[32], proposer[64];
 };
 

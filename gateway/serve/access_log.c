@@ -13,7 +13,7 @@ static const char *const endpoints[] = {[OPENAI_CHAT] = "chat_completions",
 
 static struct {
     struct metric *requests[ARRAY_LEN(endpoints)], *no_key, *backoff, *key_limit, *failed,
-        *cancelled, *retried, *first_token_s, *per_token_s, *total_s;
+        *cancelled, *retried, *resumed, *first_token_s, *per_token_s, *total_s;
 } metrics;
 
 static struct metric *seconds_histogram(const char *name, const char *help)
@@ -49,6 +49,9 @@ void access_log_init(void)
     metrics.retried = metrics_counter(
         "tandem_gateway_requests_moved_total",
         "Requests retried on another verifier because the first was unreachable or full.", NULL);
+    metrics.resumed = metrics_counter(
+        "tandem_gateway_resumed_total",
+        "Answers that another verifier, or the same after a restart, continued.", NULL);
     metrics.first_token_s =
         seconds_histogram("tandem_gateway_time_to_first_token_seconds",
                           "From the first byte of a request to its first token.");
@@ -128,6 +131,14 @@ void access_log_retried(const struct access_log *c, struct http_request *r, cons
              ids_text(c, r).text, from, to, why);
 }
 
+void access_log_resumed(const struct access_log *c, struct http_request *r, const char *from,
+                        const char *to, const char *why)
+{
+    metrics_add(metrics.resumed, 1);
+    log_info("answer resumed on another verifier id=%s%s from=%s to=%s: %s", http_id(r),
+             ids_text(c, r).text, from, to, why);
+}
+
 static void observe_seconds(struct metric *m, double seconds, const struct access_log *c)
 {
     if (*c->trace)
@@ -168,11 +179,11 @@ void access_log_end(const struct access_log *c, struct http_request *r, struct o
     else
         observe_seconds(metrics.total_s, total_s, c);
     log_info("request done id=%s%s endpoint=%s model=%s status=%d prompt=%u cached=%u out=%u "
-             "choices=%u rounds=%u drafted=%u accepted=%u proposer=%s rule=%s first_ms=%.1f "
-             "ms=%.1f",
+             "choices=%u rounds=%u drafted=%u accepted=%u proposer=%s rule=%s resumed=%u "
+             "first_ms=%.1f ms=%.1f",
              http_id(r), ids_text(c, r).text, endpoints[c->kind],
              log_quote(model.data, model.len, name, sizeof(name)), status, reply->prompt_tokens,
              reply->cached_tokens, reply->completion_tokens, reply->n, s->rounds, s->drafted,
              s->accepted, *reply->proposer ? reply->proposer : "none",
-             *reply->rule ? reply->rule : "none", first_ms(c, r), 1e3 * total_s);
+             *reply->rule ? reply->rule : "none", reply->n_resumed, first_ms(c, r), 1e3 * total_s);
 }

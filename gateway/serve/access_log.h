@@ -34,6 +34,9 @@ void access_log_refused(const struct access_log *c, struct http_request *r,
 /* The request is sent to another verifier; why: the error of the first. */
 void access_log_retried(const struct access_log *c, struct http_request *r, const char *from,
                         const char *to, const char *why);
+/* The answer is continued by another verifier, or by the same one after a restart. */
+void access_log_resumed(const struct access_log *c, struct http_request *r, const char *from,
+                        const char *to, const char *why);
 /* n tokens of a choice have arrived. */
 void access_log_tokens(struct access_log *c, struct http_request *r, unsigned choice, size_t n);
 /* Writes the log line. model: the answering model, may be empty. status: the HTTP status, also of

@@ -20,6 +20,7 @@ struct completions {
     struct template *template;
     const char *tool_format; // "auto": recognised from the template
     int64_t load_wait_us, queue_wait_us;
+    struct upstream_patience patience;
     atomic_bool draining;
 
     pthread_mutex_t mu; // guards the fields below
@@ -42,7 +43,6 @@ struct completion {
     struct openai_reply reply;
     struct access_log log;
     bool streaming;
-    unsigned n_begun;                   // prompts that a verifier has begun
     const struct upstream_call *failed; // the first call that failed, or NULL
 
     pthread_mutex_t mu;          // guards the fields below

@@ -60,8 +60,14 @@ static void send_all(struct completion *x)
     const struct openai_prompt *first = x->q.prompts;
     struct output_parser_rules rules;
     make_rules(x, first, &rules);
-    if (init_reply(x, &rules) < 0 || completion_prepare(x, &rules) < 0) {
-        completion_fail(x, 500, fail_text(), "");
+    int rc = init_reply(x, &rules);
+    rc = rc < 0 ? rc : completion_prepare(x, &rules);
+    bool prepared = rc == 0;
+    rc = rc < 0 ? rc
+                : http_charge(x->http,
+                              openai_request_bytes(&x->q) + openai_reply_kept_bytes(&x->reply));
+    if (rc < 0) {
+        completion_fail(x, prepared ? answer_charge_status(rc) : 500, fail_text(), "");
         completion_unref(x);
         return;
     }
@@ -252,7 +258,8 @@ void completions_begin(struct completions *g, struct http_request *r, enum opena
 }
 
 int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us,
-                    int64_t queue_wait_us, const char *tool_format, struct completions **ret)
+                    int64_t queue_wait_us, const struct upstream_patience *patience,
+                    const char *tool_format, struct completions **ret)
 {
     struct completions *g = calloc(1, sizeof(*g));
     if (!g)
@@ -262,23 +269,51 @@ int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us
     g->tool_format = tool_format;
     g->load_wait_us = load_wait_us;
     g->queue_wait_us = queue_wait_us;
+    g->patience = *patience;
     pthread_mutex_init(&g->mu, NULL);
     access_log_init();
     *ret = g;
     return 0;
 }
 
+/* With g's lock. The first request from x on that still exists, with a reference; NULL: none. */
+static struct completion *hold_live(struct completion *x)
+{
+    for (; x; x = x->next) {
+        unsigned n = atomic_load(&x->n_refs);
+        while (n && !atomic_compare_exchange_weak(&x->n_refs, &n, n + 1))
+            ;
+        if (n)
+            return x;
+    }
+    return NULL;
+}
+
+static void tick_calls(struct completion *x, int64_t now_us)
+{
+    pthread_mutex_lock(&x->mu);
+    unsigned n = x->n_calls; // they exist as long as x
+    for (unsigned i = 0; i < n; i++)
+        upstream_call_expire(&x->calls[i], now_us - x->g->queue_wait_us);
+    pthread_mutex_unlock(&x->mu);
+    for (unsigned i = 0; i < n; i++)
+        upstream_call_tick(&x->calls[i], now_us);
+}
+
 void completions_tick(struct completions *g)
 {
+    int64_t now_us = clock_us();
     pthread_mutex_lock(&g->mu);
-    int64_t late_us = clock_us() - g->queue_wait_us;
-    for (struct completion *x = g->all; x; x = x->next) {
-        pthread_mutex_lock(&x->mu);
-        for (unsigned i = 0; i < x->n_calls; i++)
-            upstream_call_expire(&x->calls[i], late_us);
-        pthread_mutex_unlock(&x->mu);
-    }
+    struct completion *x = hold_live(g->all);
     pthread_mutex_unlock(&g->mu);
+    while (x) {
+        tick_calls(x, now_us);
+        pthread_mutex_lock(&g->mu);
+        struct completion *next = hold_live(x->next);
+        pthread_mutex_unlock(&g->mu);
+        completion_unref(x);
+        x = next;
+    }
 }
 
 void completions_ids(struct completions *g, const char *key, struct buf *to)

@@ -97,9 +97,7 @@ static int enter(struct gateway *g, struct http_request *r, bool counts,
 /* The seconds of the pause in which the client's address has sent a wrong key; 0: no pause. */
 static unsigned note_bad_key(struct gateway *g, struct http_request *r)
 {
-    uint8_t address[BAD_KEYS_ADDRESS];
-    http_address(r, address);
-    return bad_keys_note(g->bad_keys, address, clock_us());
+    return bad_keys_note(g->bad_keys, http_client(r)->ip, clock_us());
 }
 
 /* Without a valid key the report has only the status. */

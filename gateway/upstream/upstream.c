@@ -180,6 +180,7 @@ static void on_model(void *user, const struct rpc_status *status, ProtobufCMessa
     } else if (fresh) {
         old = v->model;
         v->model = fresh;
+        v->answered_us = clock_us();
         set_reported(v, state_of(fresh->info));
     } else {
         set_problem(v, status->code, status->text);
@@ -206,6 +207,15 @@ void upstream_suspect(struct verifier *v)
     v->query_at_us = 0;
     pthread_cond_signal(&v->u->changed);
     pthread_mutex_unlock(&v->u->mu);
+}
+
+enum upstream_stay upstream_stay(struct verifier *v, int64_t silent_us, int64_t now_us)
+{
+    pthread_mutex_lock(&v->u->mu);
+    bool leaves = v->state == UPSTREAM_DRAINING,
+         silent = v->state == UPSTREAM_DOWN && now_us - v->answered_us > silent_us;
+    pthread_mutex_unlock(&v->u->mu);
+    return leaves ? UPSTREAM_LEAVES : silent ? UPSTREAM_SILENT : UPSTREAM_STAYS;
 }
 
 /* ---- verifiers for requests ---- */

@@ -33,7 +33,8 @@ const struct verifier *upstream_choose_conflict(const struct verifier *v)
 static bool is_suitable(const struct verifier *v, const struct upstream_want *w)
 {
     const struct upstream_model *like = w->like;
-    if (w->except >> verifier_index(v) & 1 || !serves_model(v, w->model))
+    if (w->except >> verifier_index(v) & 1 || !serves_model(v, w->model) ||
+        (w->continues && !v->model->info->continues))
         return false;
     return !like || (same_bytes(like->info->name, v->model->info->name) &&
                      same_bytes(like->info->fingerprint, v->model->info->fingerprint));

@@ -16,6 +16,7 @@ struct verifier {
     bool other_model; // REFUSED for its fingerprint; else for its protocol version
     bool query_pending;
     int64_t query_at_us;
+    int64_t answered_us; // time of its last answer to GetModel
 };
 
 struct waiter {

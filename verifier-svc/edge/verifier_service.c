@@ -53,11 +53,13 @@ static int submit(struct verifier_service *s, const struct job *j,
 {
     const struct loaded_model *m = engine_loaded_model(s->engine);
     struct request_limits limits = {m->tok, m->name, m->run.context,
-                                    (uint32_t)s->options->max_sequences};
+                                    (uint32_t)s->options->max_sequences, m->fingerprint};
     AUTO(request_drop) struct request *r = NULL;
     int err = request_read(msg, &limits, &r);
     if (!err && verify && r->n > 1)
         err = fail(-EINVAL, "n is %u, a Verify stream has one choice", r->n);
+    if (!err && verify && r->continued)
+        err = fail(-EINVAL, "a Verify stream cannot continue another verifier's answer");
     if (!err && r->k_max)
         err = drafts_check_name(engine_drafts(s->engine), r->proposer);
     if (!err)

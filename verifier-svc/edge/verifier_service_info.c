@@ -64,6 +64,7 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     info.state = wire_state(engine_state(s->engine, &info.progress));
     info.version = rpc_text(TANDEM_VERSION);
     info.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
+    info.continues = true;
     const struct loaded_model *m = engine_loaded_model(s->engine);
     struct drafts *d = engine_drafts(s->engine);
     if (m)
@@ -78,6 +79,7 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
 }
 
 const struct rpc_method verifier_service_get_model = {.path = "/" VERIFIER_SERVICE_NAME "/GetModel",
+                                                      .during_drain = true,
                                                       .on_start = get_model};
 
 /* ---- Tokenize, Detokenize ---- */

@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "tandem/v1/verifier.pb-c.h"
 #include "text/utf8.h"
+#include "verifier-svc/engine/continuation.h"
 #include "verifier-svc/engine/request.h"
 #include "verifier-svc/engine/seq.h"
 
@@ -443,6 +444,8 @@ int request_read(const message *m, const struct request_limits *limits, struct r
         err = read_speculation(m, limits, r);
     if (!err)
         err = read_flow(m, r);
+    if (!err && m->continuation)
+        err = continuation_read(m->continuation, limits, r);
     if (err < 0)
         return err;
     *ret = TAKE(r);
@@ -470,7 +473,8 @@ int request_open(struct request *r, const struct tok *tok)
         err = seq_new(r, i, tok, &r->seqs[i]);
     if (err < 0)
         return err;
-    r->n_open = r->n;
+    for (uint32_t i = 0; i < r->n; i++)
+        r->n_open += r->seqs[i]->state != SEQ_ENDED;
     return 0;
 }
 
@@ -486,6 +490,9 @@ void request_drop(struct request *r)
     for (uint32_t i = 0; r->seqs && i < r->n; i++)
         seq_free(r->seqs[i]);
     free(r->seqs);
+    for (uint32_t i = 0; r->continued && i < r->n; i++)
+        free(r->continued[i].tokens);
+    free(r->continued);
     free(r->prompt);
     free(r->prompt_text);
     free(r->bias);

@@ -37,9 +37,10 @@ struct seq;
 /* The limits that a request is checked against. */
 struct request_limits {
     const struct tok *tok;
-    const char *model;      // the loaded model's name
-    uint32_t context;       // positions of a sequence
-    uint32_t max_sequences; // that run at the same time
+    const char *model;       // the loaded model's name
+    uint32_t context;        // positions of a sequence
+    uint32_t max_sequences;  // that run at the same time
+    const char *fingerprint; // of the loaded model
 };
 
 /* Usage of a generation. */
@@ -51,6 +52,13 @@ struct request_usage {
     int64_t queue_us, prompt_us, decode_us;
     uint32_t k;                     // most draft tokens per round that were allowed
     char proposer[DRAFTS_NAME_MAX]; // of the last draft; "": there was none
+};
+
+/* What another verifier has committed of a choice (continuation.h). */
+struct request_choice {
+    uint32_t *tokens; // (n)
+    uint32_t n, round;
+    bool finished;
 };
 
 struct request {
@@ -104,6 +112,7 @@ struct request {
     uint32_t *hint; // `prediction` as tokens
     size_t n_hint;
 
+    struct request_choice *continued; // (n) NULL: the answer begins here
     struct flows_place place; // in the queue; flows.h
 
     struct seq **seqs; // (n), NULL until request_open()
