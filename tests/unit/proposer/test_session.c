@@ -590,6 +590,26 @@ static void a_session_keeps_its_hint_and_counts_its_tokens(void **state)
     assert_true(with > 4);
 }
 
+static void a_cut_context_continues_its_hint_at_the_new_end(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 500);
+    struct prop_ask asked;
+    struct draft d = {0};
+    const uint32_t base[] = {10, 7};
+    for (unsigned i = 0; i < ARRAY_LEN(base); i++) {
+        struct session_update u = update_of(1, i ? base[i] : 0, base[i], 3);
+        u.prompt_len = 3;
+        u.hint = i ? NULL : counting + 3;
+        u.n_hint = i ? 0 : 20;
+        struct session *e = must_begin(s, &u, &asked);
+        asked.to = &d;
+        assert_true(sessions_hint(e, &asked));
+        sessions_end(s, e);
+        assert_memory_equal(d.tokens, counting + base[i], 3 * sizeof(uint32_t));
+    }
+}
+
 static void a_session_keeps_its_tenant(void **state)
 {
     (void)state;
@@ -637,6 +657,7 @@ int main(void)
         cmocka_unit_test(max_nodes_limits_all_branches),
         cmocka_unit_test(max_nodes_leaves_a_token_after_the_verified_ones),
         cmocka_unit_test(a_session_keeps_its_hint_and_counts_its_tokens),
+        cmocka_unit_test(a_cut_context_continues_its_hint_at_the_new_end),
         cmocka_unit_test(a_session_keeps_its_tenant),
         cmocka_unit_test(streams_on_many_threads_share_the_limits),
     };
