@@ -8,6 +8,7 @@
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
+#include "base/queue.h"
 #include "gateway/upstream/upstream_call.h"
 #include "gateway/serve/completions.h"
 #include "gateway/openai/openai_reply.h"
@@ -21,6 +22,9 @@ struct completions {
     const char *tool_format; // "auto": recognised from the template
     int64_t load_wait_us, queue_wait_us;
     atomic_bool draining;
+    struct queue *large; // struct completion, whose bodies `reader` reads
+    pthread_t reader;
+    bool reads; // the reader runs; main thread
 
     pthread_mutex_t mu; // guards the fields below
     bool stopping;      // no step may begin
