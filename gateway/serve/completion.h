@@ -8,6 +8,7 @@
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
+#include "base/queue.h"
 #include "gateway/upstream/upstream_call.h"
 #include "gateway/serve/completions.h"
 #include "gateway/openai/openai_reply.h"
@@ -22,6 +23,9 @@ struct completions {
     int64_t load_wait_us, queue_wait_us;
     struct upstream_patience patience;
     atomic_bool draining;
+    struct queue *large; // struct completion, whose bodies `reader` reads
+    pthread_t reader;
+    bool reads; // the reader runs; main thread
 
     pthread_mutex_t mu; // guards the fields below
     bool stopping;      // no step may begin

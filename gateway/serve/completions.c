@@ -5,11 +5,15 @@
 #include <string.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/svc.h"
 #include "gateway/http/answer.h"
 #include "gateway/serve/completion.h"
 #include "gateway/serve/rate_headers.h"
 #include "gateway/openai/json_write.h"
 #include "gateway/upstream/generate_wire.h"
+
+#define LARGE_BYTES (64u << 10) // a larger body is read by the reader
+#define LARGE_MAX_WAITING 1024
 
 /* ---- steps ---- */
 
@@ -215,11 +219,65 @@ static void refuse_request(struct http_request *r, const struct access_log *c,
     access_log_refused(c, r, fault);
 }
 
-void completions_begin(struct completions *g, struct http_request *r, enum openai_kind kind)
+/* The first step of a request, on an http thread or on the reader. */
+static void read_body(struct completion *x)
 {
     struct openai_fault fault;
     size_t len;
-    const char *body = http_body(r, &len);
+    const char *body = http_body(x->http, &len);
+    const struct openai_memory memory = answer_memory(x->http);
+    int rc = openai_request_parse(x->log.kind, body, len, &memory, &x->q, &fault);
+    http_free_body(x->http);
+    rc = rc < 0 ? rc : charge_request(x, len, &fault);
+    if (rc == 0) {
+        struct auth_levels levels;
+        rc = auth_bind(http_attached(x->http), &x->q, clock_unix_us(), &fault, &levels);
+        rate_headers_add(x->http, &levels);
+        if (rc == -EAGAIN)
+            rate_headers_retry(x->http, levels.retry_s);
+    }
+    if (rc < 0) {
+        refuse_request(x->http, &x->log, &fault);
+        completion_unref(x);
+    } else if (completion_is_live(x)) {
+        const char *vars = x->q.template_vars;
+        x->prompt = vars ? completion_affinity(x, vars, strlen(vars))
+                         : completion_prompt_affinity(x, x->q.prompts);
+        choose_verifier(x);
+    } else {
+        completion_unref(x);
+    }
+}
+
+static void *reader_main(void *user)
+{
+    struct completions *g = user;
+    for (struct completion *x; (x = queue_pop(g->large, -1)); svc_asleep()) {
+        svc_awake();
+        if (completion_is_live(x))
+            read_body(x);
+        else
+            completion_unref(x);
+    }
+    return NULL;
+}
+
+/* Reading a large body takes up to a tenth of a second. On an http thread, the streams of other
+ * connections would wait for that long. */
+static void read_later(struct completion *x)
+{
+    if (queue_push(x->g->large, x) == 0)
+        return;
+    refuse_request(x->http, &x->log,
+                   &(struct openai_fault){.status = 503,
+                                          .text = "too many large requests wait to be read; try "
+                                                  "again"});
+    completion_unref(x);
+}
+
+void completions_begin(struct completions *g, struct http_request *r, enum openai_kind kind)
+{
+    size_t len;
     struct access_log log = {0};
     access_log_begin(&log, r, kind);
     if (atomic_load(&g->draining)) {
@@ -233,46 +291,35 @@ void completions_begin(struct completions *g, struct http_request *r, enum opena
         return;
     }
     completion_watch(x);
-    const struct openai_memory memory = answer_memory(r);
-    int rc = openai_request_parse(kind, body, len, &memory, &x->q, &fault);
-    http_free_body(r);
-    rc = rc < 0 ? rc : charge_request(x, len, &fault);
-    if (rc == 0) {
-        struct auth_levels levels;
-        rc = auth_bind(http_attached(r), &x->q, clock_unix_us(), &fault, &levels);
-        rate_headers_add(r, &levels);
-        if (rc == -EAGAIN)
-            rate_headers_retry(r, levels.retry_s);
-    }
-    if (rc < 0) {
-        refuse_request(r, &x->log, &fault);
-        completion_unref(x);
-    } else if (completion_is_live(x)) {
-        const char *vars = x->q.template_vars;
-        x->prompt = vars ? completion_affinity(x, vars, strlen(vars))
-                         : completion_prompt_affinity(x, x->q.prompts);
-        choose_verifier(x);
-    } else {
-        completion_unref(x);
-    }
+    http_body(r, &len);
+    if (len > LARGE_BYTES)
+        read_later(x);
+    else
+        read_body(x);
 }
 
 int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us,
                     int64_t queue_wait_us, const struct upstream_patience *patience,
                     const char *tool_format, struct completions **ret)
 {
-    struct completions *g = calloc(1, sizeof(*g));
+    AUTO(completions_free) struct completions *g = calloc(1, sizeof(*g));
     if (!g)
         return fail(-ENOMEM, "completions: no memory");
+    pthread_mutex_init(&g->mu, NULL);
+    int rc = queue_new(LARGE_MAX_WAITING, &g->large);
+    if (rc < 0)
+        return rc;
+    if (pthread_create(&g->reader, NULL, reader_main, g) != 0)
+        return fail(-ENOMEM, "completions: cannot start a thread");
+    g->reads = true;
     g->upstream = u;
     g->template = t;
     g->tool_format = tool_format;
     g->load_wait_us = load_wait_us;
     g->queue_wait_us = queue_wait_us;
     g->patience = *patience;
-    pthread_mutex_init(&g->mu, NULL);
     access_log_init();
-    *ret = g;
+    *ret = TAKE(g);
     return 0;
 }
 
@@ -330,6 +377,16 @@ void completions_drain(struct completions *g)
     atomic_store(&g->draining, true);
 }
 
+/* Ends the reader after the requests that wait for it. */
+static void stop_reader(struct completions *g)
+{
+    if (!g->reads)
+        return;
+    queue_close(g->large);
+    pthread_join(g->reader, NULL);
+    g->reads = false;
+}
+
 void completions_abort(struct completions *g)
 {
     pthread_mutex_lock(&g->mu);
@@ -341,6 +398,7 @@ void completions_abort(struct completions *g)
         pthread_mutex_unlock(&x->mu);
     }
     pthread_mutex_unlock(&g->mu);
+    stop_reader(g); // quick: the waiting requests have been aborted
     template_stop(g->template);
     upstream_stop(g->upstream);
 }
@@ -349,6 +407,8 @@ void completions_free(struct completions *g)
 {
     if (!g)
         return;
+    stop_reader(g);
+    queue_free(g->large);
     pthread_mutex_destroy(&g->mu);
     free(g);
 }
