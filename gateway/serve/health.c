@@ -9,9 +9,11 @@
 #include "gateway/http/answer.h"
 #include "gateway/openai/json_write.h"
 #include "gateway/serve/prom_merge.h"
+#include "gateway/serve/proposer_metrics.h"
 #include "gateway/serve/health.h"
 #include "tandem/v1/stats.pb-c.h"
 
+#define PROPOSERS_MAX 16 // of one verifier
 #define CALL_TIMEOUT_US 1000000
 #define BODY_MAX (64u << 20)
 
@@ -433,13 +435,66 @@ static bool is_repeated(const struct query *a, unsigned i)
     return false;
 }
 
+/* The label `instance` of a verifier's series. */
+static ProtobufCBinaryData instance_of(const struct query *a, unsigned i)
+{
+    const char *target = upstream_target(a->replies[i].v);
+    if (has_own_instance(a, i))
+        return a->replies[i].stats->instance;
+    return (ProtobufCBinaryData){strlen(target), (uint8_t *)target};
+}
+
 static void add_verifier(struct prom_merge *all, const struct query *a, unsigned i)
 {
     const Tandem__V1__StatsReply *s = a->replies[i].stats;
-    const char *target = upstream_target(a->replies[i].v);
-    bool own = has_own_instance(a, i);
-    prom_merge_add(all, (char *)s->prometheus.data, s->prometheus.len,
-                   own ? (char *)s->instance.data : target, own ? s->instance.len : strlen(target));
+    ProtobufCBinaryData instance = instance_of(a, i);
+    prom_merge_add(all, (char *)s->prometheus.data, s->prometheus.len, (char *)instance.data,
+                   instance.len);
+}
+
+static bool same_bytes(const ProtobufCBinaryData *a, const ProtobufCBinaryData *b)
+{
+    return a->len == b->len && (!a->len || memcmp(a->data, b->data, a->len) == 0);
+}
+
+/* Whether the gateway, a verifier or an earlier proposer has the instance of proposer p of reply i.
+ * An earlier one is the same proposer, which another verifier uses too. */
+static bool is_instance_taken(const struct query *a, unsigned i, size_t p)
+{
+    const ProtobufCBinaryData *own = &a->replies[i].stats->proposer_series[p]->instance;
+    if (!own->len || text_is(own, a->g->instance))
+        return true;
+    for (unsigned j = 0; j < a->n; j++) {
+        const Tandem__V1__StatsReply *other = a->replies[j].stats;
+        if (!other)
+            continue;
+        ProtobufCBinaryData instance = instance_of(a, j);
+        if (same_bytes(own, &instance))
+            return true;
+        size_t n = j < i ? other->n_proposer_series : j == i ? p : 0;
+        for (size_t q = 0; q < n; q++)
+            if (same_bytes(own, &other->proposer_series[q]->instance))
+                return true;
+    }
+    return false;
+}
+
+/* The series of the proposers of a verifier, each proposer once. */
+static void add_proposers(struct prom_merge *all, const struct query *a, unsigned i)
+{
+    const Tandem__V1__StatsReply *s = a->replies[i].stats;
+    for (size_t p = 0; p < s->n_proposer_series && p < PROPOSERS_MAX; p++) {
+        const Tandem__V1__ProposerSeries *from = s->proposer_series[p];
+        struct buf clean;
+        if (is_instance_taken(a, i, p))
+            continue;
+        buf_init(&clean, BODY_MAX);
+        proposer_metrics_clean((char *)from->prometheus.data, from->prometheus.len, &clean);
+        if (!clean.error && clean.len)
+            prom_merge_add(all, clean.data, clean.len, (char *)from->instance.data,
+                           from->instance.len);
+        buf_done(&clean);
+    }
 }
 
 /* body: the metrics of this process, replaced by those merged with the verifiers' metrics. */
@@ -453,6 +508,9 @@ static void join_metrics(struct query *a, bool openmetrics, struct buf *body)
     for (unsigned i = 0; i < a->n; i++)
         if (a->replies[i].stats && !is_repeated(a, i))
             add_verifier(&all, a, i);
+    for (unsigned i = 0; i < a->n; i++)
+        if (a->replies[i].stats)
+            add_proposers(&all, a, i);
     if (openmetrics)
         prom_merge_write_openmetrics(&all, body);
     else

@@ -26,7 +26,7 @@
  * Threads:
  * - drafts_new(), drafts_free(): main.
  * - drafts_set(): any, one at a time. drafts_name_of(): the same.
- * - drafts_stats(), drafts_name(), drafts_check_name(): any.
+ * - drafts_stats(), drafts_series(), drafts_name(), drafts_check_name(): any.
  * - All other functions: the engine thread only. */
 #pragma once
 #include <stdatomic.h>
@@ -37,6 +37,7 @@
 #include "model/constraint.h"
 #include "model/dist.h"
 #include "model/draft.h"
+#include "verifier-svc/drafts/proposer_series.h"
 
 #define DRAFTS_PIECE 65536    // context tokens in one message: at most 256 KiB on the wire
 #define DRAFTS_HINT_MAX 16384 // tokens; a longer hint is cut
@@ -184,3 +185,5 @@ void drafts_accepted(struct drafts *d, unsigned i, uint32_t n_tokens);
 
 /* False: there is no proposer at the place. */
 bool drafts_stats(struct drafts *d, unsigned i, struct drafts_stats *ret);
+/* The metrics that the proposer at the place has reported last; empty: none. */
+void drafts_series(struct drafts *d, unsigned i, struct proposer_series_copy *ret);

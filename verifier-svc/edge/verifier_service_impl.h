@@ -62,6 +62,9 @@ struct verifier_service {
     Tandem__V1__PassTime pass_times[PASS_TIME_TIMED];
     Tandem__V1__PassTime *pass_time_list[PASS_TIME_TIMED];
     struct drafts_stats proposer_stats[DRAFT_MAX_PROPOSERS];
+    struct proposer_series_copy series_copies[DRAFT_MAX_PROPOSERS];
+    Tandem__V1__ProposerSeries series[DRAFT_MAX_PROPOSERS];
+    Tandem__V1__ProposerSeries *series_list[DRAFT_MAX_PROPOSERS];
     char mode[256];
 };
 

@@ -198,6 +198,23 @@ static void fill_proposers(struct verifier_service *s, struct drafts *d,
     }
 }
 
+static void fill_series(struct verifier_service *s, struct drafts *d, Tandem__V1__StatsReply *reply)
+{
+    reply->proposer_series = s->series_list;
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
+        size_t n = reply->n_proposer_series;
+        struct proposer_series_copy *from = &s->series_copies[n];
+        Tandem__V1__ProposerSeries *to = s->series_list[n] = &s->series[n];
+        drafts_series(d, i, from);
+        if (!from->n_text || !from->n_instance)
+            continue;
+        tandem__v1__proposer_series__init(to);
+        to->instance = rpc_data(from->instance, from->n_instance);
+        to->prometheus = rpc_data(from->text, from->n_text);
+        reply->n_proposer_series++;
+    }
+}
+
 /* The names of all proposers in use; "none" without any. */
 static const char *mode_of(struct verifier_service *s, const Tandem__V1__StatsReply *reply)
 {
@@ -294,6 +311,8 @@ void verifier_service_fill_stats(void *user, Tandem__V1__StatsReply *reply)
     reply->tokens_per_s = stats_tokens_per_s(m, clock_us());
     if (d)
         fill_proposers(s, d, reply);
+    if (d)
+        fill_series(s, d, reply);
     fill_speculation(s, reply);
     fill_cache(s, reply);
     fill_pass_times(s, reply);
