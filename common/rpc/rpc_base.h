@@ -56,6 +56,10 @@ bool rpc_tls_on(void);
 grpc_channel_credentials *rpc_tls_channel(const char *target); // plain for a unix socket
 grpc_server_credentials *rpc_tls_server(void);
 
+struct rpc_roles_map;
+/* The roles that the certificate of a call's client gives; see rpc_roles.h. */
+unsigned rpc_roles_of_peer(const struct rpc_roles_map *map, grpc_call *call);
+
 /* struct rpc_msg is gRPC core's byte buffer; rpc.h does not name gRPC's types. */
 static inline grpc_byte_buffer *rpc_bytes(const struct rpc_msg *msg)
 {

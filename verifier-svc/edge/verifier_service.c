@@ -217,6 +217,7 @@ static void verify_message(struct rpc_call *call, struct rpc_msg *in)
 
 static const struct rpc_method generate = {
     .path = "/" VERIFIER_SERVICE_NAME "/Generate",
+    .roles = VERIFIER_SERVICE_CALLERS,
     .drain_mark = VERIFIER_SERVICE_UNREAD_MAX,
     .on_start = generate_start,
     .on_drain = call_drained,
@@ -226,6 +227,7 @@ static const struct rpc_method generate = {
 
 static const struct rpc_method verify = {
     .path = "/" VERIFIER_SERVICE_NAME "/Verify",
+    .roles = VERIFIER_SERVICE_CALLERS,
     .reads_stream = true,
     .drain_mark = VERIFIER_SERVICE_UNREAD_MAX,
     .on_message = verify_message,
