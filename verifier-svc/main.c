@@ -91,13 +91,16 @@ static int run(const struct verifier_options *o, int argc, char **argv)
     struct reload again = {argc, argv, engine};
     svc_on_reload(reload, &again);
     struct rpc_service *rpc = NULL;
-    struct rpc_service_options opt = {
-        .name = VERIFIER_SERVICE_NAME,
-        .instance = o->instance,
-        .listen = &o->listen,
-        .server = {.n_threads = 2, .max_message = VERIFIER_SERVICE_MAX_MESSAGE},
-        .fill_stats = verifier_service_fill_stats,
-        .user = service};
+    struct rpc_service_options opt = {.name = VERIFIER_SERVICE_NAME,
+                                      .instance = o->instance,
+                                      .listen = &o->listen,
+                                      .access = &o->access,
+                                      .stats_roles = RPC_ROLE_GATEWAY | RPC_ROLE_OPERATOR,
+                                      .server = {.n_threads = 2,
+                                                 .max_message = VERIFIER_SERVICE_MAX_MESSAGE,
+                                                 .own_role = RPC_ROLE_GATEWAY},
+                                      .fill_stats = verifier_service_fill_stats,
+                                      .user = service};
     if (r == 0)
         r = rpc_service_new(&opt, &rpc);
     if (r < 0)

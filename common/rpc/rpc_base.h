@@ -60,6 +60,10 @@ uint64_t rpc_tls_version(const char *target);
 /* For one port. New connections get the newest certificate. */
 grpc_server_credentials *rpc_tls_server(void);
 
+struct rpc_roles_map;
+/* The roles that the certificate of a call's client gives; see rpc_roles.h. */
+unsigned rpc_roles_of_peer(const struct rpc_roles_map *map, grpc_call *call);
+
 /* struct rpc_msg is gRPC core's byte buffer; rpc.h does not name gRPC's types. */
 static inline grpc_byte_buffer *rpc_bytes(const struct rpc_msg *msg)
 {

@@ -4,6 +4,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/log.h"
+#include "base/loopback.h"
 #include "rpc/rpc_base.h"
 
 /* A connection. A new certificate needs a new one. The calls of the old one continue; it is closed
@@ -46,6 +48,29 @@ struct rpc_stream {
 };
 
 static const struct rpc_options default_options;
+
+/* Warns once per target, for the first WARNED_MAX of them; then each time. */
+#define WARNED_MAX 64
+static void warn_if_plain(const char *target)
+{
+    static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+    static char *warned[WARNED_MAX];
+    static unsigned n;
+    if (rpc_tls_on() || loopback_address(target))
+        return;
+    pthread_mutex_lock(&mu);
+    unsigned i = 0;
+    while (i < n && strcmp(warned[i], target) != 0)
+        i++;
+    bool is_new = i == n;
+    if (is_new && n < WARNED_MAX && (warned[n] = strdup(target)))
+        n++;
+    pthread_mutex_unlock(&mu);
+    if (is_new)
+        log_warn("connecting without TLS target=%s: prompts and answers are readable on the "
+                 "network; set rpc_tls_cert, rpc_tls_key and rpc_tls_ca",
+                 target);
+}
 
 static void channel_unref(struct channel *ch)
 {
@@ -113,6 +138,7 @@ int rpc_client_new(const char *target, const struct rpc_client_options *opt,
     rpc_init();
     pthread_mutex_init(&c->mu, NULL);
     pthread_cond_init(&c->idle, NULL);
+    warn_if_plain(target);
     c->target = rpc_alloc(1, strlen(target) + 1);
     strcpy(c->target, target);
     c->opt = opt ? *opt : defaults;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/metrics.h"
 #include "gateway/http/answer.h"
 #include "gateway/openai/json_write.h"
@@ -53,11 +54,22 @@ static void drop_reply(struct query *a)
     query_free(a);
 }
 
+/* This gateway does not have the role that may read statistics. Logged once per verifier. */
+static void warn_refused(const struct verifier *v, const char *text)
+{
+    static atomic_uint warned; // bit i: upstream_at(u, i)
+    unsigned bit = 1u << upstream_index(v);
+    if (!(atomic_fetch_or(&warned, bit) & bit))
+        log_warn("verifier refuses statistics target=%s: %s", upstream_target(v), text);
+}
+
 static void on_stats(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
 {
     struct verifier_stats *p = user;
     p->stats = (Tandem__V1__StatsReply *)reply;
     p->state = upstream_state(p->v, &p->model, p->problem);
+    if (status->code == RPC_PERMISSION_DENIED)
+        warn_refused(p->v, status->text);
     if (status->code == RPC_UNAVAILABLE || status->code == RPC_DEADLINE_EXCEEDED) {
         p->state = UPSTREAM_DOWN; // this error is newer than the state in upstream
         snprintf(p->problem, sizeof(p->problem), "%s", status->text);

@@ -241,6 +241,7 @@ static void verify_message(struct rpc_call *call, struct rpc_msg *in)
 
 static const struct rpc_method generate = {
     .path = "/" VERIFIER_SERVICE_NAME "/Generate",
+    .roles = VERIFIER_SERVICE_CALLERS,
     .drain_mark = VERIFIER_SERVICE_UNREAD_MAX,
     .on_start = generate_start,
     .on_drain = call_drained,
@@ -250,6 +251,7 @@ static const struct rpc_method generate = {
 
 static const struct rpc_method verify = {
     .path = "/" VERIFIER_SERVICE_NAME "/Verify",
+    .roles = VERIFIER_SERVICE_CALLERS,
     .reads_stream = true,
     .on_start = verify_start,
     .drain_mark = VERIFIER_SERVICE_UNREAD_MAX,

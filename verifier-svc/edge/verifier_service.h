@@ -16,6 +16,8 @@
 #include "verifier-svc/settings/verifier_options.h"
 
 #define VERIFIER_SERVICE_NAME "tandem.v1.Verifier"
+/* Who may generate. A proposer is not trusted, so its certificate may call nothing here. */
+#define VERIFIER_SERVICE_CALLERS (RPC_ROLE_CLIENT | RPC_ROLE_GATEWAY | RPC_ROLE_OPERATOR)
 #define VERIFIER_SERVICE_UNREAD_MAX (256u << 10)
 /* bytes: 2 Mi prompt tokens, a prediction and the rest */
 #define VERIFIER_SERVICE_MAX_MESSAGE (16u << 20)

@@ -80,6 +80,7 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
 
 const struct rpc_method verifier_service_get_model = {.path = "/" VERIFIER_SERVICE_NAME "/GetModel",
                                                       .during_drain = true,
+                                                      .roles = VERIFIER_SERVICE_CALLERS,
                                                       .on_start = get_model};
 
 /* ---- Tokenize, Detokenize ---- */
@@ -120,6 +121,7 @@ static void tokenize_start(struct rpc_call *call, struct rpc_msg *in)
 }
 
 const struct rpc_method verifier_service_tokenize = {.path = "/" VERIFIER_SERVICE_NAME "/Tokenize",
+                                                     .roles = VERIFIER_SERVICE_CALLERS,
                                                      .on_start = tokenize_start,
                                                      .on_cancel = job_cancelled};
 
@@ -160,6 +162,7 @@ static void detokenize_start(struct rpc_call *call, struct rpc_msg *in)
 
 const struct rpc_method verifier_service_detokenize = {.path =
                                                            "/" VERIFIER_SERVICE_NAME "/Detokenize",
+                                                       .roles = VERIFIER_SERVICE_CALLERS,
                                                        .on_start = detokenize_start,
                                                        .on_cancel = job_cancelled};
 

@@ -144,24 +144,40 @@ static int change_proposers(struct engine *e, const struct speculation *s)
     return drafts_set(d, s->targets, s->n_targets);
 }
 
+/* "NAME=TARGET,TARGET"; "none" without targets. */
+static void list_targets(const struct speculation *s, char *to, size_t size)
+{
+    size_t len = 0;
+    snprintf(to, size, "none");
+    for (unsigned i = 0; i < s->n_targets && len < size; i++)
+        len +=
+            (size_t)snprintf(to + len, size - len, "%s%s%s%s", len ? "," : "", s->targets[i].name,
+                             *s->targets[i].name ? "=" : "", s->targets[i].target);
+}
+
 static void publish(struct engine *e, const struct speculation *s)
 {
+    char targets[512];
     pthread_mutex_lock(&e->speculation_mu);
     e->speculation = *s;
     e->speculation_changed = true;
     pthread_mutex_unlock(&e->speculation_mu);
     queue_wake(e->inbox);
     struct control_options o = speculation_control(s);
+    list_targets(s, targets, sizeof(targets));
     log_info("speculation changed on=%d policy=%s k=%u disable_batch_size=%u proposers=%u "
-             "proposer=%s",
-             s->on, speculation_policy(s), o.k, o.disable_batch_size, s->n_targets, s->proposer);
+             "targets=%s proposer=%s",
+             s->on, speculation_policy(s), o.k, o.disable_batch_size, s->n_targets, targets,
+             s->proposer);
 }
 
 int engine_speculate(struct engine *e, const struct speculation_change *c, struct speculation *ret)
 {
     pthread_mutex_lock(&e->changing_mu);
     struct speculation s = speculation_after(&e->speculation, c);
-    int err = c->has ? change_proposers(e, &s) : 0;
+    int err = speculation_check_allowed(&e->speculation, c);
+    if (!err && c->has)
+        err = change_proposers(e, &s);
     if (!err && c->has)
         publish(e, &s);
     pthread_mutex_unlock(&e->changing_mu);

@@ -45,7 +45,7 @@ struct drafts *engine_drafts(struct engine *e);
 /* The current settings of speculation. */
 void engine_speculation(struct engine *e, struct speculation *ret);
 /* Takes effect in the next round; *ret receives the resulting settings. May wait as drafts_set()
- * does. -EINVAL, -ENOMEM: nothing is changed. */
+ * does. -EACCES: see speculation_check_allowed(). -EINVAL, -ENOMEM. An error changes nothing. */
 int engine_speculate(struct engine *e, const struct speculation_change *c, struct speculation *ret);
 struct events *engine_events(struct engine *e);
 /* The contents of the KV pool after the last round; zeros until the model is ready. */

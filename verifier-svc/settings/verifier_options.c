@@ -20,6 +20,7 @@ static const struct conf_option table[] = {
      .max = RPC_LISTEN_MAX,
      .help = "addresses: HOST:PORT, or unix:/path (ignored when sockets are passed)"},
     RPC_TLS_OPTIONS(parsed.tls),
+    RPC_ROLES_OPTIONS(parsed.access),
     {.name = "model",
      .kind = CONF_TEXT,
      .value = &parsed.model,
@@ -46,6 +47,12 @@ static const struct conf_option table[] = {
      .max = DRAFT_MAX_PROPOSERS,
      .help = "gRPC targets of proposers, each TARGET or NAME=TARGET; several may share a name; "
              "none (the default): no speculation"},
+    {.name = "proposer_targets_allowed",
+     .kind = CONF_LIST,
+     .value = &parsed.proposer_targets_allowed,
+     .max = SPECULATION_ALLOWED_MAX,
+     .help = "targets that SetSpeculation may name; * stands for letters, digits, '-' and '_'; "
+             "none: no target; empty (the default): those of proposers"},
     {.name = "default_proposer",
      .kind = CONF_TEXT,
      .value = &parsed.default_proposer,
@@ -267,6 +274,9 @@ static int read_speculation(struct verifier_options *o)
     int err = speculation_set_policy(s, o->policy, strlen(o->policy));
     for (unsigned i = 0; !err && i < o->proposers.n; i++)
         err = speculation_add_target(s, o->proposers.v[i], strlen(o->proposers.v[i]));
+    if (!err)
+        err = speculation_allow(s, (const char *const *)o->proposer_targets_allowed.v,
+                                o->proposer_targets_allowed.n);
     return err ? err : read_default_proposer(o, s);
 }
 
@@ -309,7 +319,11 @@ int verifier_options_read(int argc, char **argv, const struct verifier_options *
 
 static bool may_change_at_runtime(const struct conf_option *o)
 {
-    const void *values[] = {&parsed.proposers, &parsed.default_proposer, &parsed.policy, &parsed.k,
+    const void *values[] = {&parsed.proposers,
+                            &parsed.proposer_targets_allowed,
+                            &parsed.default_proposer,
+                            &parsed.policy,
+                            &parsed.k,
                             &parsed.disable_batch_size};
     for (unsigned i = 0; i < ARRAY_LEN(values); i++) {
         if (o->value == values[i])
@@ -341,7 +355,7 @@ int verifier_options_reread(int argc, char **argv, struct speculation_change *re
     int r = read_all(argc, argv);
     if (!r) {
         ret->has = SPECULATION_TARGETS | SPECULATION_PROPOSER | SPECULATION_POLICY | SPECULATION_K |
-                   SPECULATION_BATCH;
+                   SPECULATION_BATCH | SPECULATION_ALLOWED;
         ret->to = parsed.speculation;
         list_restart_settings(ret_waiting, size);
     }

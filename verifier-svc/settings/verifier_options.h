@@ -8,15 +8,17 @@
 #include <stdint.h>
 #include "base/conf.h"
 #include "kernel/kernel.h"
+#include "rpc/rpc_roles.h"
 #include "rpc/rpc_tls.h"
 #include "verifier-svc/settings/speculation.h"
 
 struct verifier_options {
     struct conf_list listen;
     struct rpc_tls tls;
+    struct rpc_roles_settings access;
     char *model, *name, *instance, *log_level;
 
-    struct conf_list proposers;
+    struct conf_list proposers, proposer_targets_allowed;
     char *default_proposer;
     char *policy;
     int64_t k, disable_batch_size, proposer_budget_ms;

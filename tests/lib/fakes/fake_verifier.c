@@ -371,15 +371,19 @@ static void detokenize_start(struct rpc_call *c, struct rpc_msg *msg)
 
 static const struct rpc_method methods[] = {
     {.path = "/tandem.v1.Verifier/Generate",
+     .roles = RPC_ROLE_ANY,
      .drain_mark = 32768,
      .on_start = generate_start,
      .on_drain = generate_drain,
      .on_cancel = generate_cancel,
      .on_end = generate_end},
-    {.path = "/tandem.v1.Verifier/GetModel", .on_start = model_start},
-    {.path = "/tandem.v1.Verifier/Tokenize", .on_start = tokenize_start, .on_end = tokenize_end},
-    {.path = "/tandem.v1.Verifier/Detokenize", .on_start = detokenize_start},
-    {.path = "/tandem.v1.Stats/GetStats", .on_start = stats_start},
+    {.path = "/tandem.v1.Verifier/GetModel", .roles = RPC_ROLE_ANY, .on_start = model_start},
+    {.path = "/tandem.v1.Verifier/Tokenize",
+     .roles = RPC_ROLE_ANY,
+     .on_start = tokenize_start,
+     .on_end = tokenize_end},
+    {.path = "/tandem.v1.Verifier/Detokenize", .roles = RPC_ROLE_ANY, .on_start = detokenize_start},
+    {.path = "/tandem.v1.Stats/GetStats", .roles = RPC_ROLE_ANY, .on_start = stats_start},
 };
 
 struct fake_verifier *fake_verifier_start(const char *address)
