@@ -64,8 +64,8 @@ static struct auth_levels uses(struct auth *a, uint64_t n, int64_t now_us)
     struct openai_request q;
     struct openai_fault fault;
     assert_int_equal(auth_enter(a, ALICE, true, now_us, &u, &found), 0);
-    assert_int_equal(openai_request_parse(OPENAI_COMPLETION, body, sizeof(body) - 1, &q, &fault),
-                     0);
+    assert_int_equal(
+        openai_request_parse(OPENAI_COMPLETION, body, sizeof(body) - 1, NULL, &q, &fault), 0);
     if (auth_bind(u, &q, now_us, &fault, &levels) < 0)
         fail_msg("%s", fault.text);
     auth_use(u, n, now_us);
