@@ -228,6 +228,7 @@ static void read_body(struct completion *x)
     const struct openai_memory memory = answer_memory(x->http);
     int rc = openai_request_parse(x->log.kind, body, len, &memory, &x->q, &fault);
     http_free_body(x->http);
+    http_charge(x->http, 0); // the tree is freed
     rc = rc < 0 ? rc : charge_request(x, len, &fault);
     if (rc == 0) {
         struct auth_levels levels;

@@ -1,5 +1,4 @@
-/* The memory of all requests together stays within max_bodies_mib, and goes back to the system.
- * Large requests do not delay small ones. */
+/* The memory of all requests together stays within max_bodies_mib, and goes back to the system. */
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,10 +41,9 @@ static char *chat_with_parameters(void)
 {
     AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 2 << 20);
-    buf_puts(&b,
-             "{\"messages\":[{\"role\":\"user\",\"content\":\"stall\"}],\"stream\":true,\"tools\":["
-             "{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{"
-             "\"properties\":{\"a\":{}");
+    buf_puts(&b, "{\"messages\":[{\"role\":\"user\",\"content\":\"stall\"}],\"stream\":true,"
+                 "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{"
+                 "\"properties\":{\"a\":{}");
     for (unsigned i = 0; b.len < BODY_KIB << 10; i++)
         buf_printf(&b, ",\"%05x\":{}", i);
     buf_puts(&b, "}}}}]}");
@@ -140,38 +138,6 @@ static void ids_that_find_no_memory_are_refused(void **state)
     child_stop(&s);
 }
 
-/* Whether a small request is answered while most of 12 large ones still wait to be read. */
-static bool overtakes(unsigned at)
-{
-    enum { N = 12 };
-    struct http_client c[N];
-    AUTO(mem_free) char *body = chat_with_parameters();
-    for (unsigned i = 0; i < N; i++) {
-        c[i] = http_client_open(at);
-        http_client_ask(&c[i], "POST /v1/chat/completions", "", body);
-    }
-    http_answer_is(http_call(at, "GET", "/version", NULL), 200, "", "");
-    bool first = fake_verifier_running(stage.verifier) < N / 2;
-    for (unsigned i = 0; i < N; i++)
-        assert_int_equal(http_client_read_head(&c[i], 300000), 200);
-    for (unsigned i = 0; i < N; i++)
-        http_client_close(&c[i]);
-    gateway_await_running(stage.verifier, 0);
-    return first;
-}
-
-/* Each body takes as long to parse as hundreds of small requests. */
-static void large_bodies_do_not_delay_other_requests(void **state)
-{
-    (void)state;
-    const char *more[] = {"--http-threads", "1", "--request-timeout", "600", NULL};
-    unsigned at, tries = 0;
-    struct child s = gateway_start(stage.address, more, &at);
-    while (!overtakes(at))
-        assert_true(++tries < 10); // the machine may stop the http thread, and not the reader
-    child_stop(&s);
-}
-
 static void a_stop_ends_requests_that_wait_to_be_read(void **state)
 {
     (void)state;
@@ -197,7 +163,6 @@ int main(void)
         cmocka_unit_test(memory_goes_back_after_a_long_text),
         cmocka_unit_test(a_body_whose_tree_is_too_large_is_413),
         cmocka_unit_test(ids_that_find_no_memory_are_refused),
-        cmocka_unit_test(large_bodies_do_not_delay_other_requests),
         cmocka_unit_test(a_stop_ends_requests_that_wait_to_be_read),
     };
     return cmocka_run_group_tests(tests, stage_open_verifier, stage_close_verifier);
