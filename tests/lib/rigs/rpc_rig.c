@@ -194,7 +194,11 @@ static const struct rpc_method methods[] = {
      .on_start = paused_start,
      .on_message = chat_message,
      .on_end = on_end},
-    {.path = "/test/Own", .on_start = keep_start, .on_cancel = keep_cancel, .on_end = on_end},
+    {.path = "/test/Own",
+     .roles = RPC_ROLE_ANY,
+     .on_start = keep_start,
+     .on_cancel = keep_cancel,
+     .on_end = on_end},
 };
 
 /* ---- server and client of one test ---- */

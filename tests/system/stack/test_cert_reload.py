@@ -142,7 +142,7 @@ class Grpc(Changing):
         super().setUpClass()
         cls.theirs = Certificates(cls.folder, "theirs")
         for name in ["gateway", "verifier", "proposer"]:
-            cls.replace(cls, name, cls.ours.sign(name + "1"))
+            cls.replace(cls, name, cls.ours.sign(name + "1", role=name))
             cls.trust(cls, name, cls.ours)
         cls.proposer, cls.proposer_port = cls.start_proposer(0)
         cls.verifier, cls.verifier_port = cls.start_verifier(0)
@@ -186,7 +186,7 @@ class Grpc(Changing):
             for name, service in services.items():
                 self.after_reload(service, lambda n=name: self.trust(n, self.ours, self.theirs))
             for name, service in services.items():
-                self.after_reload(service, lambda n=name: self.replace(n, self.theirs.sign(n + "2")))
+                self.after_reload(service, lambda n=name: self.replace(n, self.theirs.sign(n + "2", role=n)))
             for name, service in services.items():
                 self.after_reload(service, lambda n=name: self.trust(n, self.theirs))
         finally:

@@ -39,7 +39,7 @@ class TwoModels(unittest.TestCase):
         return answer["choices"][0]["text"], answer["metrics"]["speculative_decoding"]["num_draft_tokens"]
 
     def words(self, text):
-        """Five words in a row that differ, so that they repeat nothing of their own."""
+        """Five words in a row that differ, so that none repeats another."""
         words = text.split()
         for i in range(3, len(words) - 10):
             part = words[i:i + 5]
