@@ -381,16 +381,16 @@ int completion_prepare(struct completion *x, const struct output_parser_rules *r
         return rc;
     struct upstream_call *calls = calloc(q->n_prompts, sizeof(*calls));
     for (unsigned i = 0; calls && i < q->n_prompts; i++) {
-        calls[i] = (struct upstream_call){
-            .events = &events,
-            .user = x,
-            .index = i,
-            .upstream = x->g->upstream,
-            .model = x->model,
-            .patience = &x->g->patience,
-            .exact = has_same_bits(x),
-            .request = generate_wire_pack_prompt(q, &q->prompts[i], shared),
-            .prompt = i ? completion_prompt_affinity(x, &q->prompts[i]) : TAKE(x->prompt)};
+        calls[i] =
+            (struct upstream_call){.events = &events,
+                                   .user = x,
+                                   .index = i,
+                                   .upstream = x->g->upstream,
+                                   .model = x->model,
+                                   .patience = &x->g->patience,
+                                   .exact = has_same_bits(x),
+                                   .request = generate_wire_pack_prompt(q, &q->prompts[i], shared)};
+        calls[i].prompt = i ? completion_prompt_affinity(x, &q->prompts[i]) : TAKE(x->prompt);
         rc = upstream_call_init(&calls[i], openai_request_n(q)) < 0 ? -ENOMEM : rc;
     }
     rpc_msg_free(shared);
