@@ -226,8 +226,8 @@ static int replace_file(struct usage_file *f, int64_t now_us)
     char name[PATH_MAX + 16];
     close_db(f);
     snprintf(name, sizeof(name), "%s.damaged", f->path);
-    log_warn("usage file is damaged and renamed to %s, all counts of keys start from zero: %s", name,
-             fail_text());
+    log_warn("usage file is damaged and renamed to %s, all counts of keys start from zero: %s",
+             name, fail_text());
     if (rename(f->path, name))
         return fail(-errno, "usage file %s cannot be renamed: %s", f->path, strerror(errno));
     for (size_t i = 0; i < ARRAY_LEN(suffixes); i++) {

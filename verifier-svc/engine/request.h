@@ -113,7 +113,7 @@ struct request {
     size_t n_hint;
 
     struct request_choice *continued; // (n) NULL: the answer begins here
-    struct flows_place place; // in the queue; flows.h
+    struct flows_place place;         // in the queue; flows.h
 
     struct seq **seqs; // (n), NULL until request_open()
 
