@@ -14,6 +14,9 @@ static const struct conf_option table[] = {
     {"api_keys", CONF_TEXT, &o.api_keys, NULL, 0, 0, NULL, NULL, 0,
      "file of API keys; default: the service manager's credential api-keys if present, else no key "
      "is required"},
+    {"usage_file", CONF_TEXT, &o.usage_file, NULL, 0, 0, NULL, NULL, 0,
+     "file that keeps the counts of API keys over restarts; default: usage.sqlite in the service "
+     "manager's state folder if there is one, else none"},
     {"allow_open", CONF_BOOL, &o.allow_open, "false", 0, 0, NULL, NULL, 0,
      "serve without API keys on an address that other machines can reach"},
     {"metrics_open", CONF_BOOL, &o.metrics_open, "false", 0, 0, NULL, NULL, 0,
@@ -30,13 +33,15 @@ static const struct conf_option table[] = {
     {"http_threads", CONF_INT, &o.http_threads, "2", 1, 64, NULL, NULL, 0,
      "threads that read requests and write answers"},
     {"max_connections", CONF_INT, &o.max_connections, "4096", 1, 65536, NULL, NULL, 0,
-     "open connections; further ones wait until one closes"},
+     "open connections; above it idle ones are closed, then further ones get status 503"},
     {"max_connections_per_ip", CONF_INT, &o.max_connections_per_ip, "0", 0, 65536, NULL, NULL, 0,
-     "open connections of one client address; 0: no limit"},
+     "open connections of one client address; 0: half of max_connections"},
+    {"trusted_proxies", CONF_LIST, &o.trusted_proxies, NULL, 0, CONF_LIST_MAX, NULL, NULL, 0,
+     "proxies whose X-Forwarded-For names the client: addresses, networks (10.0.0.0/8), unix"},
     {"max_body_kib", CONF_INT, &o.max_body_kib, "8192", 1, 1 << 20, NULL, NULL, 0,
      "largest request body, in KiB"},
     {"max_bodies_mib", CONF_INT, &o.max_bodies_mib, "256", 1, 1 << 20, NULL, NULL, 0,
-     "memory for all request bodies, in MiB; a body counts until a verifier starts its request"},
+     "memory for all requests, in MiB: bodies, what they are parsed into, what stays of them"},
     {"max_header_bytes", CONF_INT, &o.max_header_bytes, "16384", 256, 49152, NULL, NULL, 0,
      "largest request header, in bytes"},
     {"max_unread_kib", CONF_INT, &o.max_unread_kib, "1024", 16, 1 << 20, NULL, NULL, 0,
@@ -53,6 +58,13 @@ static const struct conf_option table[] = {
      "how long a request waits for a model that is loading, in s"},
     {"queue_wait", CONF_FLOAT, &o.queue_wait, "300", 0.1, 86400, NULL, NULL, 0,
      "how long a request may wait in a verifier's queue before it gets status 429, in s"},
+    {"stall_timeout", CONF_FLOAT, &o.stall_timeout, "5", 0.5, 3600, NULL, NULL, 0,
+     "silence of a verifier, which otherwise reports twice a second, until its answers are "
+     "continued "
+     "elsewhere, in s"},
+    {"resume_wait", CONF_FLOAT, &o.resume_wait, "10", 0, 3600, NULL, NULL, 0,
+     "how long an answer whose verifier is lost waits for one that continues it, in s; 0: it "
+     "fails"},
     {"drain_timeout", CONF_FLOAT, &o.drain_timeout, "120", 0, 3600, NULL, NULL, 0,
      "how long running requests may continue after SIGTERM, in s"},
     {"template_workers", CONF_INT, &o.template_workers, "2", 1, 64, NULL, NULL, 0,

@@ -6,14 +6,14 @@
 #include "rpc/rpc_tls.h"
 
 struct gateway_options {
-    char *listen, *instance, *log_level, *tool_format, *api_keys, *tls_cert, *tls_key;
+    char *listen, *instance, *log_level, *tool_format, *api_keys, *usage_file, *tls_cert, *tls_key;
     bool allow_open, metrics_open;
-    struct conf_list verifiers, cors_origins;
+    struct conf_list verifiers, cors_origins, trusted_proxies;
     struct rpc_tls rpc_tls;
     int64_t http_threads, max_connections, max_connections_per_ip;
     int64_t max_body_kib, max_bodies_mib, max_header_bytes, max_unread_kib;
     double reader_timeout, request_timeout, idle_timeout, keepalive_interval, load_wait, queue_wait,
-        drain_timeout;
+        stall_timeout, resume_wait, drain_timeout;
     int64_t template_workers;
     double template_timeout;
 };

@@ -1,32 +1,44 @@
 /* main.c - the gateway: wiring, start, drain. */
 #include <errno.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "base/cert.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/handover.h"
 #include "base/instance.h"
 #include "base/log.h"
-#include "base/secret.h"
 #include "base/svc.h"
 #include "gateway/serve/completions.h"
+#include "gateway/http/address.h"
 #include "gateway/http/http.h"
+#include "gateway/http/http_tls.h"
 #include "gateway/http/listen.h"
+#include "gateway/keys/usage_keeper.h"
 #include "gateway/gateway_options.h"
 #include "gateway/serve/routes.h"
 #include "gateway/serve/template.h"
 #include "gateway/upstream/upstream.h"
 
 #define TICK_US 250000
+#define TRIM_BYTES (32u << 20)     // freed by requests ...
+#define TRIM_IDLE_BYTES (1u << 20) // ... or so many, and no request holds counted memory
+/* Each thread's heap keeps so much at its end. malloc_trim() does not reach that memory, and the
+ * messages of the gateway are smaller than those for which base/svc.c keeps 512 MiB. */
+#define TRIM_KEEP_BYTES (4 << 20)
 #define END_US 5000000 // after a drain: time for the last answers and the end of all calls
 
 static struct gateway gateway;
 static struct http_server *http;
-static int listen_fd; // http's
+static int listen_fd;            // http's
+static struct cert_files *certs; // of HTTPS; NULL: plain HTTP
 static struct template *templates;
+static struct address_range proxies[CONF_LIST_MAX];
+static struct usage_keeper *keeper; // NULL: the counts of keys end with the process
 
 static int64_t to_us(double seconds)
 {
@@ -58,9 +70,23 @@ static int read_keys(const struct gateway_options *o)
     int rc = path ? auth_new(path, &gateway.auth) : 0;
     if (gateway.auth)
         log_info("API key authentication enabled keys=%u", auth_n_keys(gateway.auth));
+    if (rc == 0 && gateway.auth)
+        rc = bad_keys_new(&gateway.bad_keys);
     gateway.metrics_open = o->metrics_open;
     gateway.cors.origins = &o->cors_origins;
     return rc;
+}
+
+/* The keys' counts go to the file of the options, or to the service manager's state folder. */
+static int keep_usage(const struct gateway_options *o)
+{
+    const char *folder = getenv("STATE_DIRECTORY"), *path = o->usage_file;
+    char state[4096];
+    snprintf(state, sizeof(state), "%.*s/usage.sqlite", folder ? (int)strcspn(folder, ":") : 0,
+             folder ? folder : "");
+    if (!path && folder)
+        path = state;
+    return gateway.auth && path ? usage_keeper_new(gateway.auth, path, &keeper) : 0;
 }
 
 static int check_open(const struct gateway_options *o, int fd, const char *name)
@@ -77,34 +103,55 @@ static int check_open(const struct gateway_options *o, int fd, const char *name)
 
 static void reload_keys(void)
 {
-    if (!gateway.auth)
-        log_info("SIGHUP ignored: no API keys to reload");
-    else if (auth_reload(gateway.auth) < 0)
+    if (gateway.auth && auth_reload(gateway.auth) < 0)
         log_error("API keys not reloaded, the old ones stay valid: %s", fail_text());
-    else
+    else if (gateway.auth)
         log_info("API keys reloaded keys=%u", auth_n_keys(gateway.auth));
 }
 
+/* Files that a running process can read again. */
+static void reload_files(void)
+{
+    if (!gateway.auth && !certs && !rpc_tls_on())
+        log_info("SIGHUP ignored: no API keys or certificates to reload");
+    reload_keys();
+    cert_files_reload(certs);
+    rpc_tls_reload();
+}
+
 /* SIGHUP. Under a service manager a new process takes over, and the manager follows it. Any other
- * parent would lose track of the new process, so only the keys are reloaded. */
+ * parent would lose track of the new process, so only keys and certificates are reloaded. */
 static void reload(void *user)
 {
     if (!svc_is_managed())
-        reload_keys();
+        reload_files();
     else if (handover_start(user, &listen_fd, 1) < 0)
         log_error("cannot start a new process to take over: %s", fail_text());
     else
         log_info("new process started, it takes over when it is ready");
 }
 
-static int read_tls(const struct gateway_options *o, struct secret *cert, struct secret *key)
+static int read_tls(const struct gateway_options *o)
 {
-    if (!o->tls_cert && !o->tls_key)
+    struct cert_paths p = {
+        .settings = "tls", .cert = o->tls_cert, .key = o->tls_key, .check = http_tls_check};
+    if (!p.cert && !p.key)
         return 0;
-    if (!o->tls_cert || !o->tls_key)
+    if (!p.cert || !p.key)
         return fail(-EINVAL, "tls_cert and tls_key must be set together: one is missing");
-    int rc = secret_read("the TLS certificate", o->tls_cert, false, cert);
-    return rc < 0 ? rc : secret_read("the TLS key", o->tls_key, true, key);
+    return cert_files_new(&p, &certs);
+}
+
+static int read_proxies(const struct conf_list *list)
+{
+    int rc = 0;
+    for (unsigned i = 0; i < list->n && rc == 0; i++)
+        rc = address_range_parse(list->v[i], &proxies[i]);
+    if (rc == 0)
+        return 0;
+    char why[FAIL_TEXT_MAX];
+    snprintf(why, sizeof(why), "%s", fail_text());
+    return fail(rc, "trusted_proxies: %.300s", why);
 }
 
 static int start_http(const struct gateway_options *o, int fd)
@@ -112,6 +159,8 @@ static int start_http(const struct gateway_options *o, int fd)
     struct http_options h = {.n_threads = (unsigned)o->http_threads,
                              .max_connections = (unsigned)o->max_connections,
                              .max_per_ip = (unsigned)o->max_connections_per_ip,
+                             .trusted = proxies,
+                             .n_trusted = o->trusted_proxies.n,
                              .max_body = (size_t)o->max_body_kib << 10,
                              .max_bodies = (size_t)o->max_bodies_mib << 20,
                              .max_header = (size_t)o->max_header_bytes,
@@ -121,10 +170,8 @@ static int start_http(const struct gateway_options *o, int fd)
                              .idle_us = to_us(o->idle_timeout),
                              .ping_us = to_us(o->keepalive_interval),
                              .admit = routes_admit};
-    AUTO(secret_done) struct secret cert = {0}, key = {0};
-    int rc = read_tls(o, &cert, &key);
-    h.tls_cert = cert.text;
-    h.tls_key = key.text;
+    int rc = read_tls(o);
+    h.certs = certs;
     if (rc < 0)
         close(fd);
     return rc < 0 ? rc : http_new(&h, fd, routes_answer, &gateway, &http);
@@ -134,9 +181,11 @@ static int start(const struct gateway_options *o)
 {
     int fd;
     char name[256];
+    const struct upstream_patience patience = {to_us(o->stall_timeout), to_us(o->resume_wait)};
     if (o->max_bodies_mib << 10 < o->max_body_kib)
         return fail(-EINVAL, "max_bodies_mib must be at least max_body_kib");
-    int rc = find_socket(o, &fd);
+    int rc = read_proxies(&o->trusted_proxies);
+    rc = rc < 0 ? rc : find_socket(o, &fd);
     if (rc < 0)
         return rc;
     instance_address(fd, name, sizeof(name));
@@ -144,6 +193,7 @@ static int start(const struct gateway_options *o)
     gateway.started_us = clock_us();
     rc = read_keys(o);
     rc = rc < 0 ? rc : check_open(o, fd, name);
+    rc = rc < 0 ? rc : keep_usage(o);
     rc = rc < 0 ? rc : rpc_tls_init(&o->rpc_tls);
     rc = rc < 0
              ? rc
@@ -153,7 +203,8 @@ static int start(const struct gateway_options *o)
                                (unsigned)(o->template_timeout * 1000), &templates);
     rc = rc < 0 ? rc
                 : completions_new(gateway.upstream, templates, to_us(o->load_wait),
-                                  to_us(o->queue_wait), o->tool_format, &gateway.completions);
+                                  to_us(o->queue_wait), &patience, o->tool_format,
+                                  &gateway.completions);
     if (rc < 0) {
         close(fd);
         return rc;
@@ -165,14 +216,37 @@ static int start(const struct gateway_options *o)
     return rc;
 }
 
+/* Returns freed memory to the system once requests have freed much. malloc keeps it otherwise
+ * (base/svc.c), which is faster for the messages of a steady load. */
+static void trim_memory(void)
+{
+    static size_t trimmed_at;
+    size_t freed = http_freed_bytes(http);
+    bool idle = http_body_bytes(http) == 0;
+    if (freed - trimmed_at < (idle ? TRIM_IDLE_BYTES : TRIM_BYTES))
+        return;
+    trimmed_at = freed;
+    malloc_trim(TRIM_KEEP_BYTES);
+}
+
+/* One round of the main thread's periodic work. */
+static void tick(void)
+{
+    svc_watchdog();
+    cert_files_poll(certs, clock_us(), clock_unix_s());
+    rpc_tls_poll();
+    completions_tick(gateway.completions);
+    routes_tick(&gateway);
+    trim_memory();
+}
+
 /* Runs until a signal (true), or until a new process has taken over (false). */
 static bool serve(void)
 {
     int sig = 0;
     while (!sig && handover_state() != HANDOVER_READY) {
         sig = svc_wait_signal(TICK_US);
-        svc_watchdog();
-        completions_tick(gateway.completions);
+        tick();
     }
     if (sig)
         log_info("stopping on signal %d, active=%u", sig, http_n_active(http));
@@ -187,8 +261,7 @@ static bool wait_for(unsigned (*n_left)(struct http_server *s), int64_t until_us
         if (n != reported)
             svc_status("draining, %u left", n);
         reported = n;
-        svc_watchdog();
-        completions_tick(gateway.completions);
+        tick();
         if (svc_wait_signal(TICK_US / 10))
             return false;
     }
@@ -218,8 +291,7 @@ static void drain(const struct gateway_options *o, bool stopped)
     http_drain(http);
     if (handover_state() == HANDOVER_READY) {
         svc_retire();
-        if (gateway.auth)
-            reload_keys(); // an open connection may still send one request
+        reload_keys(); // an open connection may still send one request
         log_info("new process has taken over connections=%u", http_n_open(http));
         if (!stopped)
             wait_for(n_connections, until_us);
@@ -251,7 +323,10 @@ static void stop(void)
     upstream_free(gateway.upstream);
     completions_free(gateway.completions);
     http_free(http);
+    usage_keeper_free(keeper);
+    cert_files_free(certs);
     auth_free(gateway.auth);
+    bad_keys_free(gateway.bad_keys);
 }
 
 int main(int argc, char **argv)
@@ -259,6 +334,7 @@ int main(int argc, char **argv)
     struct gateway_options *o;
     enum log_level level;
     svc_init();
+    mallopt(M_TRIM_THRESHOLD, TRIM_KEEP_BYTES);
     int rc = gateway_options_read(argc, argv, &o);
     if (rc == 0 && log_level_of(o->log_level, &level) == 0) {
         log_init("gateway", level);

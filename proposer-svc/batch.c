@@ -8,6 +8,8 @@
 #include <tandem/v1/proposer.pb-c.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/log.h"
+#include "base/trace.h"
 #include "proposer-svc/batch.h"
 #include "rpc/rpc.h"
 
@@ -226,6 +228,16 @@ static enum draft_q_mode mode_of(const struct batch *b, Tandem__V1__QMode reques
                                                                : DRAFT_POINT;
 }
 
+/* The line by which the proposer's log can be searched for a request. */
+static void log_sequence(const struct batch_origin *from, const Tandem__V1__RoundSequence *r)
+{
+    char id[TRACE_REQUEST_MAX + 1], trace[TRACE_ID_LEN + 1];
+    trace_request(r->id.data, r->id.len, id);
+    bool traced = trace_id_copy(r->trace.data, r->trace.len, trace);
+    log_info("sequence id=%s%s%s stream=%llu seq=%llu prompt=%u", id, traced ? " trace=" : "",
+             trace, (unsigned long long)from->stream, (unsigned long long)r->seq, r->prompt_len);
+}
+
 static int take_sequence(struct batch *b, struct pending_round *round,
                          const Tandem__V1__RoundSequence *r, int64_t until_us)
 {
@@ -247,6 +259,8 @@ static int take_sequence(struct batch *b, struct pending_round *round,
                                .p_min = value_or(r->p_min, 0, 1, 0),
                                .tenant = r->tenant.data,
                                .tenant_len = r->tenant.len,
+                               .model = r->model.data,
+                               .model_len = r->model.len,
                                .hint = r->hint,
                                .n_hint = r->n_hint,
                                .close = r->close,
@@ -264,6 +278,8 @@ static int take_sequence(struct batch *b, struct pending_round *round,
         err = sessions_update(b->c.sessions, round->from.stream, &u, round->arrived_us, &a->kind,
                               &a->session, &a->ask);
     }
+    if (err == 0 && r->id.len && !r->close)
+        log_sequence(&round->from, r);
     if (err < 0 || a->kind == SESSION_SILENT)
         return err;
     round->n_answers++;

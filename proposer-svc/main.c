@@ -6,14 +6,26 @@
 #include "proposer-svc/proposer.h"
 #include "proposer-svc/proposer_options.h"
 #include "rpc/rpc_service.h"
+#include "rpc/rpc_tls.h"
 
 #define TICK_US 1000000       // between two searches for idle sessions
 #define MESSAGE_MAX (8 << 20) // bytes of a Round; verifiers send at most 1 MiB of context per Round
+
+/* SIGHUP: the only settings that a proposer rereads are its certificates. */
+static void reload(void *user)
+{
+    (void)user;
+    if (rpc_tls_on())
+        rpc_tls_reload();
+    else
+        log_info("SIGHUP ignored: no certificates to reload, and settings are read only at start");
+}
 
 static void serve_until_signal(struct proposer *service)
 {
     while (svc_wait_signal(TICK_US) == 0) {
         svc_watchdog();
+        rpc_tls_poll();
         proposer_expire(service);
     }
 }
@@ -23,6 +35,9 @@ static int serve(const struct proposer_options *set, struct proposer *service)
     struct rpc_service_options opt = {.name = "tandem.v1.Proposer",
                                       .instance = set->instance,
                                       .listen = &set->listen,
+                                      .access = &set->access,
+                                      .stats_roles = RPC_ROLE_VERIFIER | RPC_ROLE_OPERATOR,
+                                      .server.own_role = RPC_ROLE_VERIFIER,
                                       .server.n_threads = (unsigned)set->threads,
                                       .server.max_message = MESSAGE_MAX,
                                       .fill_stats = proposer_fill_stats,
@@ -36,6 +51,7 @@ static int serve(const struct proposer_options *set, struct proposer *service)
     if (r == 0) {
         rpc_service_serving(rpc, true);
         log_info("serving proposer=%s", set->proposer);
+        svc_on_reload(reload, NULL);
         svc_ready("serving");
         serve_until_signal(service);
     }

@@ -183,8 +183,9 @@ static void on_draft_end(struct rpc_call *call)
 /* ---- the service ---- */
 
 static const struct rpc_method methods[] = {
-    {.path = "/tandem.v1.Proposer/Describe", .on_start = on_describe},
+    {.path = "/tandem.v1.Proposer/Describe", .roles = RPC_ROLE_VERIFIER, .on_start = on_describe},
     {.path = "/tandem.v1.Proposer/Draft",
+     .roles = RPC_ROLE_VERIFIER,
      .reads_stream = true,
      .on_start = on_draft_start,
      .on_message = on_draft_message,

@@ -21,6 +21,7 @@ static const struct conf_option service_options[] = {
      .max = RPC_LISTEN_MAX,
      .help = "addresses: HOST:PORT, or unix:/path (ignored when sockets are passed)"},
     RPC_TLS_OPTIONS(values.tls),
+    RPC_ROLES_OPTIONS(values.access),
     {.name = "proposer",
      .kind = CONF_TEXT,
      .value = &values.proposer,

@@ -5,11 +5,13 @@
 #pragma once
 #include <stdint.h>
 #include "base/conf.h"
+#include "rpc/rpc_roles.h"
 #include "rpc/rpc_tls.h"
 
 struct proposer_options {
     struct conf_list listen;
     struct rpc_tls tls;
+    struct rpc_roles_settings access;
     char *proposer, *name, *instance, *log_level;
     int64_t k_max, max_context, max_sessions, max_tokens, threads;
     double idle_timeout_s, drain_timeout_s;

@@ -25,7 +25,8 @@ struct session {
     struct prop_sampling sampling;
     struct dist_bias *bias; // memory of sampling: the biases, then the banned tokens
     uint8_t tenant[PROP_TENANT_MAX];
-    uint32_t tenant_len;
+    uint8_t model[PROP_MODEL_MAX];
+    uint32_t tenant_len, model_len;
     struct hint hint;
     max_align_t state[]; // the proposer's, ops->seq_size bytes
 };
@@ -88,7 +89,9 @@ static struct prop_context context_of(const struct session *e)
                                  .n_prompt = e->n_prompt,
                                  .n_verifying = e->n_verifying,
                                  .tenant = e->tenant,
-                                 .tenant_len = e->tenant_len};
+                                 .tenant_len = e->tenant_len,
+                                 .model = e->model,
+                                 .model_len = e->model_len};
 }
 
 /* Frees a session. Needs the lock. A busy session may only be dropped by the thread that uses
@@ -290,6 +293,10 @@ static bool apply_update(struct sessions *s, struct session *e, const struct ses
         memcpy(e->tenant, u->tenant, u->tenant_len);
         e->tenant_len = (uint32_t)u->tenant_len;
     }
+    if (u->model_len) {
+        memcpy(e->model, u->model, u->model_len);
+        e->model_len = (uint32_t)u->model_len;
+    }
     if (e->digest != u->digest)
         return false;
     if (u->n_verifying)
@@ -318,6 +325,9 @@ static int check_update(const struct session_update *u)
     if (u->tenant_len > PROP_TENANT_MAX)
         return fail(-EINVAL, "sequence %llu: the tenant has %zu bytes, at most %d are allowed",
                     (unsigned long long)u->seq, u->tenant_len, PROP_TENANT_MAX);
+    if (u->model_len > PROP_MODEL_MAX)
+        return fail(-EINVAL, "sequence %llu: the model has %zu bytes, at most %d are allowed",
+                    (unsigned long long)u->seq, u->model_len, PROP_MODEL_MAX);
     if (u->n_verifying >= DRAFT_MAX_NODES)
         return fail(-EINVAL, "sequence %llu: %zu tokens are being verified, at most %d are allowed",
                     (unsigned long long)u->seq, u->n_verifying, DRAFT_MAX_NODES - 1);

@@ -45,6 +45,8 @@ struct session_update {
     float p_min;
     const uint8_t *tenant;  // comes with the first update
     size_t tenant_len;      // 0: unchanged
+    const uint8_t *model;   // the same; the target's fingerprint
+    size_t model_len;       // 0: unchanged
     const uint32_t *hint;   // comes with the first update; ignored if max_tokens leaves no space
     size_t n_hint;          // 0: unchanged
     bool close, unfinished; // drop the session; the sequence has ended, or may come back

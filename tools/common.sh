@@ -4,10 +4,10 @@
 
 # Debian packages by purpose. Each command installs only the packages that it needs.
 PACKAGES_BUILD=(gcc libc6-dev cmake ninja-build pkg-config libgrpc-dev libprotobuf-c-dev
-    protobuf-c-compiler libsystemd-dev libmicrohttpd-dev libjansson-dev libpcre2-dev
+    protobuf-c-compiler libsystemd-dev libmicrohttpd-dev libgnutls28-dev libjansson-dev libpcre2-dev
     libhwloc-dev libopenblas-serial-dev libssl-dev libsqlite3-dev libxxhash-dev)
 PACKAGES_RUN=(python3 python3-jinja2 curl ca-certificates)
-PACKAGES_TEST=(libcmocka-dev systemd procps openssl chromium)
+PACKAGES_TEST=(libcmocka-dev systemd procps openssl iproute2 chromium)
 PACKAGES_FUZZ=(clang libclang-rt-14-dev)
 PACKAGES_CROSS=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
 PACKAGES_LINT=(clang-format cppcheck) # the quick checkers; clang-tidy and -fanalyzer take minutes

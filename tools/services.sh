@@ -36,12 +36,14 @@ start_service() {
     proposer-svc)
         local draft=()
         ! needs_draft_model || draft=(--draft-model "$DRAFT_MODEL" --draft-quantize "$DRAFT_QUANTIZE")
-        launch "$1" --listen "unix:$RUN/proposer.sock" --proposer "$PROPOSER" "${draft[@]}"
+        launch "$1" --listen "unix:$RUN/proposer.sock" --admin-listen "unix:$RUN/proposer-admin.sock" \
+            --proposer "$PROPOSER" "${draft[@]}"
         ;;
     verifier-svc)
         local proposers=none
         [ "$PROPOSER" = none ] || proposers=unix:$RUN/proposer.sock
-        launch "$1" --listen "unix:$RUN/verifier.sock" --model "$MODEL" --proposers "$proposers"
+        launch "$1" --listen "unix:$RUN/verifier.sock" --admin-listen "unix:$RUN/verifier-admin.sock" \
+            --model "$MODEL" --proposers "$proposers"
         ;;
     gateway)
         launch "$1" --listen "127.0.0.1:$PORT" --verifiers "unix:$RUN/verifier.sock"

@@ -4,12 +4,14 @@
 #include "base/log.h"
 #include "base/svc.h"
 #include "rpc/rpc_service.h"
+#include "rpc/rpc_tls.h"
 #include "verifier-svc/edge/verifier_service.h"
 #include "verifier-svc/engine/engine.h"
 #include "verifier-svc/engine/stats.h"
 #include "verifier-svc/settings/verifier_options.h"
 
 #define LOADING_POLL_US 20000 // between two checks of an engine that loads its model
+#define TICK_US 1000000       // between two looks at the certificates
 
 /* Waits until the model is loaded. 0: loaded; 1: a stop signal arrived; negative: loading
  * failed. */
@@ -18,6 +20,7 @@ static int wait_for_model(struct engine *e)
     while (engine_state(e, NULL) == ENGINE_LOADING) {
         if (svc_wait_signal(LOADING_POLL_US))
             return 1;
+        rpc_tls_poll();
     }
     if (engine_state(e, NULL) == ENGINE_FAILED)
         return fail(-EINVAL, "%s", engine_error(e));
@@ -37,6 +40,7 @@ static void reload(void *user)
     struct speculation_change change;
     struct speculation now;
     char waiting[512];
+    rpc_tls_reload();
     int err = verifier_options_reread(r->argc, r->argv, &change, waiting, sizeof(waiting));
     if (!err)
         err = engine_speculate(r->engine, &change, &now);
@@ -55,8 +59,8 @@ static int serve(struct rpc_service *rpc, struct engine *e)
         return r < 0 ? r : 0;
     rpc_service_serving(rpc, true);
     svc_ready("serving");
-    while (!svc_wait_signal(-1))
-        ;
+    while (!svc_wait_signal(TICK_US))
+        rpc_tls_poll();
     return 0;
 }
 
@@ -87,13 +91,16 @@ static int run(const struct verifier_options *o, int argc, char **argv)
     struct reload again = {argc, argv, engine};
     svc_on_reload(reload, &again);
     struct rpc_service *rpc = NULL;
-    struct rpc_service_options opt = {
-        .name = VERIFIER_SERVICE_NAME,
-        .instance = o->instance,
-        .listen = &o->listen,
-        .server = {.n_threads = 2, .max_message = VERIFIER_SERVICE_MAX_MESSAGE},
-        .fill_stats = verifier_service_fill_stats,
-        .user = service};
+    struct rpc_service_options opt = {.name = VERIFIER_SERVICE_NAME,
+                                      .instance = o->instance,
+                                      .listen = &o->listen,
+                                      .access = &o->access,
+                                      .stats_roles = RPC_ROLE_GATEWAY | RPC_ROLE_OPERATOR,
+                                      .server = {.n_threads = 2,
+                                                 .max_message = VERIFIER_SERVICE_MAX_MESSAGE,
+                                                 .own_role = RPC_ROLE_GATEWAY},
+                                      .fill_stats = verifier_service_fill_stats,
+                                      .user = service};
     if (r == 0)
         r = rpc_service_new(&opt, &rpc);
     if (r < 0)

@@ -11,3 +11,5 @@ int64_t clock_us(void);
 struct timespec clock_at(int64_t us);
 /* Seconds since 1970, for readers of logs and for OpenAI's field `created`. */
 int64_t clock_unix_s(void);
+/* Microseconds since 1970, for what is compared with times of earlier runs. May step. */
+int64_t clock_unix_us(void);

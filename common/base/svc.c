@@ -26,6 +26,7 @@ static struct {
     _Atomic int64_t awake_us[SVC_MAX_AWAKE]; // time of a thread's last svc_awake(); 0: unused
 } svc;
 
+static char fd_names[SVC_MAX_FDS][32]; // longer names are cut
 static atomic_bool retired;
 static _Thread_local _Atomic int64_t *own_awake_us; // this thread's; NULL: it is asleep
 
@@ -88,10 +89,29 @@ int svc_wait_signal(int64_t timeout_us)
     }
 }
 
+/* sd_listen_fds() with the names of the sockets. */
+static int passed_by_manager(void)
+{
+    char **names = NULL;
+    int n = sd_listen_fds_with_names(1, &names);
+    for (int i = 0; names && names[i]; i++) {
+        if (i < SVC_MAX_FDS)
+            snprintf(fd_names[i], sizeof(fd_names[i]), "%s", names[i]);
+        free(names[i]);
+    }
+    free(names);
+    return n;
+}
+
+const char *svc_fd_name(int i)
+{
+    return fd_names[i];
+}
+
 int svc_listen_fds(int fds[SVC_MAX_FDS])
 {
     int n = handover_inherit();
-    n = n ? n : sd_listen_fds(1);
+    n = n ? n : passed_by_manager();
     if (n < 0)
         return fail(n, "cannot parse LISTEN_FDS or LISTEN_PID");
     if (n > SVC_MAX_FDS)

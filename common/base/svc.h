@@ -24,6 +24,9 @@ void svc_on_reload(void (*reload)(void *user), void *user);
  * (LISTEN_FDS), and makes them close-on-exec. Returns their number; a second call returns 0.
  * -EINVAL: more than SVC_MAX_FDS, or one is not a listening stream socket. */
 int svc_listen_fds(int fds[SVC_MAX_FDS]);
+/* The name of the i-th passed socket (FileDescriptorName= of its unit); "unknown" or "": none.
+ * After svc_listen_fds(), from the same thread. */
+const char *svc_fd_name(int i);
 
 /* Whether there is a service manager to notify. */
 bool svc_is_managed(void);

@@ -1,4 +1,4 @@
-/* trace.c - W3C Trace Context. https://www.w3.org/TR/trace-context/#traceparent-header */
+/* trace.c - ids of requests. https://www.w3.org/TR/trace-context/#traceparent-header */
 #include "base/trace.h"
 #include <string.h>
 
@@ -21,4 +21,26 @@ bool trace_id(const void *text, size_t len, char ret_id[TRACE_ID_LEN + 1])
     memcpy(ret_id, s + 3, TRACE_ID_LEN);
     ret_id[TRACE_ID_LEN] = 0;
     return true;
+}
+
+bool trace_id_copy(const void *text, size_t len, char ret_id[TRACE_ID_LEN + 1])
+{
+    memset(ret_id, 0, TRACE_ID_LEN + 1);
+    if (len == TRACE_ID_LEN)
+        memcpy(ret_id, text, TRACE_ID_LEN);
+    bool valid = len == TRACE_ID_LEN && is_hex(ret_id, TRACE_ID_LEN, false);
+    if (!valid)
+        *ret_id = 0;
+    return valid;
+}
+
+void trace_request(const void *text, size_t len, char ret_id[TRACE_REQUEST_MAX + 1])
+{
+    const unsigned char *from = text;
+    size_t n = len < TRACE_REQUEST_MAX ? len : TRACE_REQUEST_MAX;
+    for (size_t i = 0; i < n; i++)
+        ret_id[i] = from[i] > ' ' && from[i] < 127 && from[i] != '"' && from[i] != '\\'
+                        ? (char)from[i]
+                        : '?';
+    ret_id[n] = 0;
 }

@@ -4,8 +4,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 #include "base/err.h"
 #include "base/log.h"
 #include "file/checkpoint_format.h"
@@ -15,34 +13,37 @@ static const struct checkpoint_format *const formats[] = {&gguf_format};
 
 /* ---- opening ---- */
 
-static const struct checkpoint_format *find_format(const struct file_map *map)
+static const struct checkpoint_format *find_format(const struct file_reader *file)
 {
     for (size_t i = 0; i < ARRAY_LEN(formats); i++)
-        if (map->len >= 4 && memcmp(map->data, formats[i]->magic, 4) == 0)
+        if (memcmp(file->head, formats[i]->magic, 4) == 0)
             return formats[i];
     return NULL;
 }
 
-static int open_map(const char *path, struct file_map *map, struct checkpoint **ret)
+static int open_file(const char *path, struct file_reader *file, struct checkpoint **ret)
 {
-    const struct checkpoint_format *format = find_format(map);
+    int r = file->len < 4 ? 0 : file_reader_extend(file, path, 4);
+    const struct checkpoint_format *format = file->len < 4 || r < 0 ? NULL : find_format(file);
     if (format)
-        return format->open(path, map, ret);
-    file_map_close(map);
+        return format->open(path, file, ret);
+    file_reader_close(file);
+    if (r < 0)
+        return r;
     return fail(-EINVAL, "%s: not a GGUF file (it does not begin with GGUF)", path);
 }
 
 int checkpoint_open(const char *path, struct checkpoint **ret)
 {
-    struct file_map map;
-    int r = file_map_open(path, &map);
-    return r < 0 ? r : open_map(path, &map, ret);
+    struct file_reader file;
+    int r = file_reader_open(path, &file);
+    return r < 0 ? r : open_file(path, &file, ret);
 }
 
 int checkpoint_open_memory(const void *data, size_t len, struct checkpoint **ret)
 {
-    struct file_map map = {.data = data, .len = len};
-    return open_map("(memory)", &map, ret);
+    struct file_reader file = {.head = data, .n_head = len, .len = len};
+    return open_file("(memory)", &file, ret);
 }
 
 void checkpoint_close(struct checkpoint *c)
@@ -73,6 +74,11 @@ const char *checkpoint_path(const struct checkpoint *c)
 int64_t checkpoint_modified(const struct checkpoint *c)
 {
     return c->modified;
+}
+
+uint64_t checkpoint_head_digest(const struct checkpoint *c)
+{
+    return c->head_digest;
 }
 
 /* ---- tensors ---- */
@@ -135,17 +141,19 @@ const struct checkpoint_tensor *checkpoint_tensor_at(const struct checkpoint *c,
     return &c->tensors[i];
 }
 
-void checkpoint_advise(const struct checkpoint *c, const void *at, size_t bytes, bool needed)
+int checkpoint_read(const struct checkpoint *c, const struct checkpoint_tensor *t, uint64_t from,
+                    size_t n, void *to)
 {
-    if (!c->is_mapped)
-        return;
-    // DONTNEED only for whole pages: the first and last may hold bytes of other tensors
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)at, to = from + bytes;
-    from = needed ? from & ~(page - 1) : (from + page - 1) & ~(page - 1);
-    if (!needed)
-        to &= ~(page - 1);
-    if (to > from)
-        madvise((void *)from, to - from, needed ? MADV_WILLNEED : MADV_DONTNEED);
+    assert(from <= t->bytes && n <= t->bytes - from);
+    const char *path;
+    const struct file_reader *file = c->format->file(c, t, &path);
+    return file_reader_read(file, path, t->offset + from, n, to);
+}
+
+void checkpoint_prefetch(const struct checkpoint *c, const struct checkpoint_tensor *t)
+{
+    const char *path;
+    file_reader_prefetch(c->format->file(c, t, &path), t->offset, t->bytes);
 }
 
 /* ---- parameters ---- */

@@ -1,7 +1,7 @@
 /* checkpoint.h - an opened model file, whatever its format: tensors, parameters, tokenizer.
  *
- * Opening checks every count, offset, text and shape. Reading afterwards cannot leave the mapping.
- * A file that is cut short under a running process raises SIGBUS: do not write into a served model.
+ * Opening checks every count, offset, text and shape. Texts and numbers before the weights are in
+ * memory then. Weights are read on demand. If another process cuts the file short, reading fails.
  *
  * Callers use the same roles and keys for every format. The format translates them to its own
  * names, and errors show those. Keys:
@@ -40,6 +40,8 @@ DEFINE_AUTO(struct checkpoint, checkpoint_close)
 char *checkpoint_model_name(const char *path);
 const char *checkpoint_path(const struct checkpoint *c); // for error texts
 int64_t checkpoint_modified(const struct checkpoint *c); // seconds since 1970; 0 in memory
+/* Of all bytes before the weights: parameters, tokenizer, chat template, shapes; of all parts. */
+uint64_t checkpoint_head_digest(const struct checkpoint *c);
 
 /* ---- tensors ---- */
 
@@ -68,10 +70,9 @@ struct checkpoint_tensor {
     const char *type_name; // "Q4_0"; of OTHER types too
     uint32_t n_dims;
     uint64_t shape[CHECKPOINT_MAX_DIMS]; // innermost first; missing ones are 1
-    const void *data;                    // with the file's alignment
+    uint32_t part;                       // of the model's files, from 0
+    uint64_t offset;                     // of its first byte in that file
     size_t bytes;
-    /* Separate arrays, for types that have them. NULL: the blocks in data contain theirs. */
-    const void *scales, *biases;
 };
 
 /* The purpose of a tensor in a model. */
@@ -108,8 +109,12 @@ const struct checkpoint_tensor *checkpoint_find_name(const struct checkpoint *c,
 uint32_t checkpoint_n_tensors(const struct checkpoint *c);
 /* In the order of the file. */
 const struct checkpoint_tensor *checkpoint_tensor_at(const struct checkpoint *c, uint32_t i);
-/* Tells the kernel that these bytes of a tensor are (not) needed soon. Used around packing. */
-void checkpoint_advise(const struct checkpoint *c, const void *at, size_t bytes, bool needed);
+/* Copies n bytes of a tensor, beginning at its byte `from`; from + n is at most t->bytes. Any
+ * thread. -EIO: the file is shorter than when it was opened. */
+int checkpoint_read(const struct checkpoint *c, const struct checkpoint_tensor *t, uint64_t from,
+                    size_t n, void *to);
+/* Tells the kernel that this tensor is needed soon. */
+void checkpoint_prefetch(const struct checkpoint *c, const struct checkpoint_tensor *t);
 
 /* ---- parameters ---- */
 

@@ -3,7 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 #include "base/err.h"
+#include "base/rng.h"
 #include "file/checkpoint_format.h"
 #include "file/gguf.h"
 #include "file/gguf_parse.h"
@@ -32,32 +34,38 @@ static int join_tensors(struct gguf *g)
         return fail(-ENOMEM, "%s: no memory for %llu tensors", g->base.path, (unsigned long long)n);
     for (uint32_t p = 0; p < g->n_parts; p++) {
         struct gguf_part *part = &g->parts[p];
-        for (uint32_t i = 0; i < part->n_tensors; i++)
-            g->base.tensors[g->base.n_tensors++] = part->tensors[i];
+        for (uint32_t i = 0; i < part->n_tensors; i++) {
+            g->base.tensors[g->base.n_tensors] = part->tensors[i];
+            g->base.tensors[g->base.n_tensors++].part = p;
+        }
         free(TAKE(part->tensors));
     }
     return checkpoint_index(&g->base);
 }
 
-/* Adds the next part. Owns the map, also after an error. */
-static int add_part(struct gguf *g, const char *path, struct file_map *map)
+/* Adds the next part. Owns the file, also after an error. */
+static int add_part(struct gguf *g, const char *path, struct file_reader *file)
 {
     struct gguf_part *part = &g->parts[g->n_parts++];
-    part->map = *map;
+    part->file = *file;
     part->path = strdup(path);
     if (!part->path)
         return fail(-ENOMEM, "%s: no memory", path);
     g->base.path = g->parts[0].path;
-    if (map->modified > g->base.modified)
-        g->base.modified = map->modified;
-    return gguf_parse(part);
+    if (file->modified > g->base.modified)
+        g->base.modified = file->modified;
+    int r = gguf_parse(part);
+    if (r == 0)
+        g->base.head_digest =
+            rng_splitmix64(g->base.head_digest ^ XXH3_64bits(part->file.head, part->head_len));
+    return r;
 }
 
 static int add_file(struct gguf *g, const char *path)
 {
-    struct file_map map;
-    int r = file_map_open(path, &map);
-    return r < 0 ? r : add_part(g, path, &map);
+    struct file_reader file;
+    int r = file_reader_open(path, &file);
+    return r < 0 ? r : add_part(g, path, &file);
 }
 
 /* ---- split files ---- */
@@ -151,33 +159,32 @@ static void close_gguf(struct checkpoint *c)
     free(g);
 }
 
-static int new_gguf(struct file_map *map, struct gguf **ret)
+static int new_gguf(struct file_reader *file, struct gguf **ret)
 {
     struct gguf *g = calloc(1, sizeof(*g));
     struct gguf_part *parts = calloc(1, sizeof(*parts));
     if (!g || !parts) {
         free(g);
         free(parts);
-        file_map_close(map);
+        file_reader_close(file);
         return fail(-ENOMEM, "gguf: no memory");
     }
-    *g = (struct gguf){.base = {.format = &gguf_format, .is_mapped = map->is_mapped},
-                       .parts = parts};
+    *g = (struct gguf){.base = {.format = &gguf_format, .is_file = file->is_file}, .parts = parts};
     *ret = g;
     return 0;
 }
 
-static int open_gguf(const char *path, struct file_map *map, struct checkpoint **ret)
+static int open_gguf(const char *path, struct file_reader *file, struct checkpoint **ret)
 {
     uint64_t count, no;
     struct gguf *g = NULL;
-    int r = new_gguf(map, &g);
+    int r = new_gguf(file, &g);
     if (r < 0)
         return r;
     AUTO(checkpoint_close) struct checkpoint *c = &g->base;
-    if ((r = add_part(g, path, map)) < 0 || (r = split_of(&g->parts[0], &count, &no)) < 0)
+    if ((r = add_part(g, path, file)) < 0 || (r = split_of(&g->parts[0], &count, &no)) < 0)
         return r;
-    if (!c->is_mapped && (count != 1 || no != 0))
+    if (!c->is_file && (count != 1 || no != 0))
         return fail(-EINVAL, "%s: one part of a split model", path);
     if (no != 0)
         return fail(-EINVAL, "%s: part %llu of a split model; open the first part", path,
@@ -190,6 +197,14 @@ static int open_gguf(const char *path, struct file_map *map, struct checkpoint *
         return r;
     *ret = TAKE(c);
     return 0;
+}
+
+static const struct file_reader *file_of(const struct checkpoint *c,
+                                         const struct checkpoint_tensor *t, const char **ret_path)
+{
+    const struct gguf_part *part = &GGUF_OF(c)->parts[t->part];
+    *ret_path = part->path;
+    return &part->file;
 }
 
 /* ---- names ---- */
@@ -295,4 +310,5 @@ const struct checkpoint_format gguf_format = {.magic = "GGUF",
                                               .close = close_gguf,
                                               .key_name = key_name,
                                               .role_name = role_name,
+                                              .file = file_of,
                                               .value = value_of};

@@ -15,6 +15,7 @@
 
 struct cursor {
     const char *file; // for error texts
+    struct file_reader *from;
     const uint8_t *data;
     size_t len, at;
 };
@@ -99,6 +100,9 @@ static int take_bytes(struct cursor *c, uint64_t n, const char *what, const uint
     if (n > c->len - c->at)
         return fail(-EINVAL, "%s: cut short: %s at byte %zu needs %llu bytes, %zu are left",
                     c->file, what, c->at, (unsigned long long)n, c->len - c->at);
+    int r = file_reader_extend(c->from, c->file, c->at + n);
+    if (r < 0)
+        return r;
     *ret = c->data + c->at;
     c->at += n;
     return 0;
@@ -359,7 +363,7 @@ static int place_tensor(const struct gguf_part *part, struct checkpoint_tensor *
                         uint64_t alignment)
 {
     char name[QUOTED];
-    size_t weights = part->map.len - part->head_len;
+    size_t weights = part->file.len - part->head_len;
     if (offset % alignment != 0)
         return fail(-EINVAL, "%s: tensor %s lies at offset %llu, which is not a multiple of %llu",
                     part->path, quote(t->name, name), (unsigned long long)offset,
@@ -370,7 +374,7 @@ static int place_tensor(const struct gguf_part *part, struct checkpoint_tensor *
                     "there",
                     part->path, quote(t->name, name), (unsigned long long)offset,
                     (unsigned long long)(offset + t->bytes), weights);
-    t->data = part->map.data + part->head_len + offset;
+    t->offset = part->head_len + offset;
     return 0;
 }
 
@@ -388,7 +392,10 @@ static int take_tensors(struct cursor *c, struct gguf_part *part, uint64_t align
     }
     // A file without weights may end without the padding.
     size_t head = (c->at + alignment - 1) & ~(alignment - 1);
-    part->head_len = head < part->map.len ? head : part->map.len;
+    part->head_len = head < part->file.len ? head : part->file.len;
+    int err = file_reader_extend(c->from, c->file, part->head_len);
+    if (err < 0)
+        return err;
     for (uint32_t i = 0; i < part->n_tensors; i++) {
         int r = place_tensor(part, &part->tensors[i], offsets[i], alignment);
         if (r < 0)
@@ -433,7 +440,8 @@ static int take_count(struct cursor *c, const char *what, uint32_t max, uint32_t
 
 int gguf_parse(struct gguf_part *part)
 {
-    struct cursor c = {.file = part->path, .data = part->map.data, .len = part->map.len};
+    struct cursor c = {
+        .file = part->path, .from = &part->file, .data = part->file.head, .len = part->file.len};
     uint64_t alignment;
     int r = take_version(&c);
     if (r < 0)
@@ -457,5 +465,5 @@ void gguf_part_done(struct gguf_part *part)
     free(part->keys);
     free(part->tensors);
     free(part->path);
-    file_map_close(&part->map);
+    file_reader_close(&part->file);
 }

@@ -2,7 +2,7 @@
  *
  * Threads: plain functions. */
 #pragma once
-#include "file/file_map.h"
+#include "file/file_reader.h"
 #include "file/gguf.h"
 
 #define GGUF_ALIGNMENT 32 // without general.alignment
@@ -18,7 +18,7 @@ struct gguf_key {
 
 struct gguf_part { // one file
     char *path;
-    struct file_map map;
+    struct file_reader file;
     size_t head_len;       // bytes in front of the weights
     struct gguf_key *keys; // sorted by name
     uint32_t n_keys;
@@ -26,7 +26,7 @@ struct gguf_part { // one file
     uint32_t n_tensors;
 };
 
-/* Reads the header of the mapped file (path and map are set by the caller); fills in the rest. */
+/* Reads the header of the file (path and file are set by the caller); fills in the rest. */
 int gguf_parse(struct gguf_part *part);
 void gguf_part_done(struct gguf_part *part);
 /* NULL: none. */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <xxhash.h>
 #include "base/err.h"
 #include "base/rng.h"
 #include "model/arch.h"
@@ -264,20 +265,24 @@ static uint64_t mix(uint64_t digest, uint64_t word)
     return rng_splitmix64(digest ^ word);
 }
 
-#define DIGEST_SAMPLES 64 // words of each tensor, evenly spread
+/* Digest of rows [from, from + n) of a tensor. Those of disjoint rows are added, so that threads
+ * can read a tensor in any order. XXH3: it finds every mistake and every edit, but not a file that
+ * was computed to have the digest of another one. It costs 1 % of loading, SHA-256 10 %. */
+static uint64_t rows_digest(const char *rows, size_t row_bytes, uint64_t from, uint64_t n)
+{
+    uint64_t sum = 0;
+    for (uint64_t i = 0; i < n; i++)
+        sum +=
+            rng_splitmix64(XXH3_64bits(rows + i * row_bytes, row_bytes) ^ rng_splitmix64(from + i));
+    return sum;
+}
 
-static uint64_t mix_tensor(uint64_t digest, const struct checkpoint_tensor *t)
+static uint64_t mix_tensor(uint64_t digest, const struct checkpoint_tensor *t, uint64_t rows)
 {
     digest = mix(mix(digest, weight_types[t->type].in_digest), t->bytes);
     for (size_t i = 0; i < t->name.len; i++)
         digest = mix(digest, (unsigned char)t->name.data[i]);
-    size_t n_words = t->bytes / 8, n = n_words < DIGEST_SAMPLES ? n_words : DIGEST_SAMPLES;
-    for (size_t i = 0; i < n; i++) {
-        uint64_t word;
-        memcpy(&word, (const char *)t->data + n_words / n * i * 8, sizeof(word));
-        digest = mix(digest, word);
-    }
-    return digest;
+    return mix(digest, rows);
 }
 
 static uint64_t mix_float(uint64_t digest, float x)
@@ -345,7 +350,7 @@ int model_plan(const struct checkpoint *c, int quantise, struct model **ret)
     return 0;
 }
 
-#define BAND_BYTES (1u << 20) // of a file, read by a thread before their pages are given back
+#define BAND_BYTES (256u << 10) // of a file, read by a thread, then packed: stays in its L2 cache
 
 struct load {
     struct model *m;
@@ -353,7 +358,12 @@ struct load {
     const struct item *item; // being packed
     char *to;                // where
     size_t done;             // of the items before
-    atomic_bool cancelled, no_memory;
+    char *bands;             // (threads, band_bytes)
+    size_t band_bytes;
+    _Atomic uint64_t rows; // sum of rows_digest() of the item
+    atomic_bool cancelled;
+    atomic_int err;          // of the first thread that failed
+    char why[FAIL_TEXT_MAX]; // its sentence
 };
 
 /* Reports the progress of loading: `bytes` of the item are done. Loading thread only. */
@@ -364,63 +374,100 @@ static void report_progress(struct load *l, double bytes)
         atomic_store(&l->cancelled, true);
 }
 
-/* Columns [a, b) of a matrix, rounded to its type on the way. False: no memory. */
-static bool pack_quantised(struct load *l, uint32_t a, uint32_t b)
+/* Stops all threads. Only the first one writes its sentence; they are joined before it is read. */
+static void stop_load(struct load *l, int err)
+{
+    int none = 0;
+    if (atomic_compare_exchange_strong(&l->err, &none, err))
+        snprintf(l->why, sizeof(l->why), "%s", fail_text());
+}
+
+/* Rows of a matrix that a thread reads in one piece: whole tiles. */
+static uint32_t band_rows(const struct item *it)
+{
+    uint32_t rows = (uint32_t)(BAND_BYTES / (it->tensor->bytes / it->tensor->shape[1]));
+    return rows < KERNEL_TILE ? KERNEL_TILE : rows / KERNEL_TILE * KERNEL_TILE;
+}
+
+/* Columns [a, b) of a matrix, whose rows in the file are given, rounded to its type on the way. */
+static int pack_quantised(struct load *l, const char *rows, uint32_t a, uint32_t b)
 {
     const struct kernel_mat *w = l->item->mat;
-    const struct checkpoint_tensor *t = l->item->tensor;
     uint32_t weights, block;
     kernel_type_block(w->type, &weights, &block);
-    size_t from_bytes = t->bytes / w->n_out, to_bytes = (size_t)w->n_in / weights * block;
+    size_t from_bytes = l->item->tensor->bytes / w->n_out;
+    size_t to_bytes = (size_t)w->n_in / weights * block;
     AUTO(mem_free) float *row = malloc(w->n_in * sizeof(*row));
     AUTO(mem_free) char *band = malloc((b - a) * to_bytes);
     if (!row || !band)
-        return false;
-    for (uint32_t i = a; i < b; i++) {
-        kernel_dequant(l->item->type, (const char *)t->data + i * from_bytes, w->n_in, row);
-        kernel_quantise(w->type, row, w->n_in, band + (i - a) * to_bytes);
+        return fail(-ENOMEM, "model: no memory to quantise");
+    for (uint32_t i = 0; i < b - a; i++) {
+        kernel_dequant(l->item->type, rows + i * from_bytes, w->n_in, row);
+        kernel_quantise(w->type, row, w->n_in, band + i * to_bytes);
     }
     kernel_pack(w->type, band, b - a, w->n_in, 0, b - a,
                 l->to + kernel_packed_bytes(w->type, a, w->n_in));
-    return true;
+    return 0;
+}
+
+/* Reads, digests and packs columns [a, b) of a matrix. */
+static int pack_band(struct load *l, char *rows, uint32_t a, uint32_t b)
+{
+    const struct kernel_mat *w = l->item->mat;
+    const struct checkpoint_tensor *t = l->item->tensor;
+    size_t row_bytes = t->bytes / w->n_out;
+    int r = checkpoint_read(l->m->store->checkpoint, t, a * row_bytes, (b - a) * row_bytes, rows);
+    if (r < 0)
+        return r;
+    atomic_fetch_add(&l->rows, rows_digest(rows, row_bytes, a, b - a));
+    if (w->type != l->item->type)
+        return pack_quantised(l, rows, a, b);
+    kernel_pack(w->type, rows, b - a, w->n_in, 0, b - a,
+                l->to + kernel_packed_bytes(w->type, a, w->n_in));
+    return 0;
 }
 
 static void pack_share(void *arg, unsigned i, unsigned n)
 {
     struct load *l = arg;
     const struct kernel_mat *w = l->item->mat;
-    const char *from_file = l->item->tensor->data;
-    size_t row_bytes = l->item->tensor->bytes / w->n_out;
-    uint32_t from, to, band = (uint32_t)(BAND_BYTES / row_bytes) / KERNEL_TILE * KERNEL_TILE;
-    band = band ? band : KERNEL_TILE;
+    uint32_t from, to, band = band_rows(l->item);
     model_columns(w, l->item->before, l->item->n_tiles, i, n, &from, &to);
-    for (uint32_t a = from, b; a < to && !atomic_load(&l->cancelled); a = b) {
+    for (uint32_t a = from, b; a < to; a = b) {
+        if (atomic_load(&l->cancelled) || atomic_load(&l->err))
+            return;
         b = to - a < band ? to : a + band;
-        if (w->type == l->item->type)
-            kernel_pack(w->type, from_file, w->n_out, w->n_in, a, b, l->to);
-        else if (!pack_quantised(l, a, b))
-            atomic_store(&l->no_memory, true);
-        checkpoint_advise(l->m->store->checkpoint, from_file + a * row_bytes, (b - a) * row_bytes,
-                          false);
+        int r = pack_band(l, l->bands + i * l->band_bytes, a, b);
+        if (r < 0)
+            stop_load(l, r);
         if (i == 0)
             report_progress(l, (double)l->item->bytes * (b - from) / (to - from));
     }
 }
 
-static void load_item(struct load *l)
+static void load_vector(struct load *l)
 {
     const struct item *it = l->item;
     const struct checkpoint_tensor *t = it->tensor;
-    checkpoint_advise(l->m->store->checkpoint, t->data, t->bytes, true);
-    l->m->digest = mix_tensor(l->m->digest, t);
+    int r = checkpoint_read(l->m->store->checkpoint, t, 0, t->bytes, l->bands);
+    if (r < 0)
+        return stop_load(l, r);
+    atomic_store(&l->rows, rows_digest(l->bands, t->bytes, 0, 1));
+    kernel_dequant(it->type, l->bands, (uint32_t)t->shape[0], (float *)(void *)l->to);
+    *it->vec = (const float *)(void *)l->to;
+}
+
+static void load_item(struct load *l)
+{
+    const struct item *it = l->item;
+    atomic_store(&l->rows, 0);
     if (it->mat) {
         pool_run(l->opt->pool, pack_share, l);
         it->mat->data = l->to;
     } else {
-        kernel_dequant(it->type, t->data, (uint32_t)t->shape[0], (float *)(void *)l->to);
-        *it->vec = (const float *)(void *)l->to;
+        load_vector(l);
     }
-    checkpoint_advise(l->m->store->checkpoint, t->data, t->bytes, false);
+    l->m->digest = mix_tensor(l->m->digest, it->tensor, atomic_load(&l->rows));
 }
 
 static int load_items(struct load *l)
@@ -430,29 +477,50 @@ static int load_items(struct load *l)
         l->item = &store->items[i];
         l->to = (char *)store->weights + l->done;
         report_progress(l, 0);
+        if (i + 1 < store->n_items)
+            checkpoint_prefetch(store->checkpoint, store->items[i + 1].tensor);
         if (!atomic_load(&l->cancelled))
             load_item(l);
         if (atomic_load(&l->cancelled))
             return fail(-ECANCELED, "model: loading was cancelled");
-        if (atomic_load(&l->no_memory))
-            return fail(-ENOMEM, "model: no memory to quantise");
+        if (atomic_load(&l->err))
+            return fail(atomic_load(&l->err), "%s", l->why);
         l->done += l->item->bytes;
     }
     report_progress(l, 0);
     return 0;
 }
 
+/* The most bytes that a thread reads at a time. */
+static size_t largest_band(const struct model_store *store)
+{
+    size_t bytes, most = 0;
+    for (uint32_t i = 0; i < store->n_items; i++) {
+        const struct item *it = &store->items[i];
+        bytes = it->tensor->bytes;
+        if (it->mat)
+            bytes = bytes / it->tensor->shape[1] * band_rows(it);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 int model_load(struct model *m, const struct model_load_options *opt)
 {
     struct model_store *store = m->store;
     assert(store->checkpoint);
+    struct load l = {.m = m, .opt = opt, .band_bytes = largest_band(store)};
     void *at = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED)
         return fail(-ENOMEM, "model: no memory for %zu MiB of weights", m->bytes >> 20);
     store->weights = at;
     madvise(at, m->bytes, MADV_HUGEPAGE); // a pass takes 1 to 4 % less (docs/benchmarks.md)
     m->kernel = opt->kernel;
-    int r = load_items(&(struct load){.m = m, .opt = opt});
+    AUTO(mem_free) char *bands = reallocarray(NULL, pool_threads(opt->pool), l.band_bytes);
+    if (!bands)
+        return fail(-ENOMEM, "model: no memory to read the file");
+    l.bands = bands;
+    int r = load_items(&l);
     if (r < 0)
         return r;
     if (!m->head.data)

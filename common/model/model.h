@@ -2,8 +2,8 @@
  *
  * A model is a list of layers; each has its kinds and shapes. arch.h describes architectures.
  * model_plan() reads the shapes, so the memory for serving the model is known before it is
- * allocated. model_load() packs the weights on all threads and releases the file's pages meanwhile.
- * At any time, at most a few MiB of weights are in memory twice.
+ * allocated. model_load() reads and packs the weights on all threads. At any time, at most a few
+ * MiB of weights are in memory twice.
  *
  * Threads: immutable after model_load(). */
 #pragma once
@@ -64,7 +64,7 @@ struct model {
     struct kernel_mat embd, head; // head is embd where tied
     const float *out_norm;
     const float *rope_freqs;   // (rope_dim / 2): radians per position, all scaling folded in
-    uint64_t digest;           // of shapes, rotation, samples of the weights: names the model
+    uint64_t digest;           // of shapes, rotation, all weights: names the model
     size_t bytes;              // of weights in memory, known before they are loaded
     struct model_store *store; // what owns the memory
 };
@@ -92,7 +92,8 @@ struct model_load_options {
     void *arg;
 };
 
-/* Packs the weights, once. -ENOMEM, with the size; -ECANCELED: the model can only be freed. */
+/* Packs the weights, once, and completes the digest. -ENOMEM, with the size; -EIO: the file was cut
+ * short meanwhile; -ECANCELED. After an error the model can only be freed. */
 int model_load(struct model *m, const struct model_load_options *opt);
 
 static inline struct kv_shape model_kv_shape(const struct model *m, enum kernel_kv type)

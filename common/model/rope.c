@@ -91,15 +91,16 @@ static int apply_factors(const struct checkpoint *c, const struct model_params *
     if (t->type != CHECKPOINT_F32 || t->n_dims != 1 || t->shape[0] != n)
         return fail(-EINVAL, "%s: tensor %.*s is not %u numbers of F32", checkpoint_path(c),
                     (int)t->name.len, t->name.data, n);
-    for (uint32_t i = 0; i < n; i++) {
-        float factor;
-        memcpy(&factor, (const char *)t->data + i * sizeof(factor), sizeof(factor));
+    float factors[ARCH_MAX_HEAD_DIM / 2];
+    int r = checkpoint_read(c, t, 0, n * sizeof(*factors), factors);
+    for (uint32_t i = 0; i < n && r == 0; i++) {
+        float factor = factors[i];
         if (!(factor > 0) || !(factor < INFINITY))
             return fail(-EINVAL, "%s: tensor %.*s: number %u is not above 0", checkpoint_path(c),
                         (int)t->name.len, t->name.data, i);
         freqs[i] /= factor;
     }
-    return 0;
+    return r;
 }
 
 int rope_read(const struct checkpoint *c, const struct model_params *p, float *ret_freqs,

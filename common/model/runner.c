@@ -10,8 +10,7 @@
 #define MIN_BLOCKS 2             // of the KV pool
 #define SHORT_CONTEXT 512        // positions that a pool of no set size must hold
 #define BESIDE_BYTES (16u << 20)
-/* Per thread: a MiB of the file that it packs, with the pages around it, or the quantised
- * result. */
+/* Per thread: rows of the file that it packs, and the quantised result. */
 #define BESIDE_THREAD_BYTES (2u << 20)
 
 static uint32_t blocks_of(uint64_t positions)

@@ -15,6 +15,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/types.h>
+#include "base/conf.h"
 #include "base/err.h"
 #include "base/mem.h"
 
@@ -91,10 +92,23 @@ ProtobufCMessage *rpc_unpack(const ProtobufCMessageDescriptor *type, const struc
 struct rpc_server;
 struct rpc_call;
 
+/* What a client of a server is, by its certificate or by the socket that accepted it. A certificate
+ * may give several roles, or none. rpc_roles.h has the table. */
+enum rpc_role {
+    RPC_ROLE_CLIENT = 1, // generates, or verifies its own drafts
+    RPC_ROLE_GATEWAY = 2,
+    RPC_ROLE_VERIFIER = 4,
+    RPC_ROLE_PROPOSER = 8,
+    RPC_ROLE_OPERATOR = 16, // changes settings
+    RPC_ROLE_ANY = 32,      // in rpc_method.roles: every client, also one without a role
+};
+
 struct rpc_method {
     const char *path;  // "/package.Service/Method"
+    unsigned roles;    // RPC_ROLE_*: who may call it, at least one; others: PERMISSION_DENIED
     bool reads_stream; // false: the only request is read first and passed to on_start
-    bool during_drain; // served during a drain, which does not wait for these calls; limit: 512
+    bool during_drain; // served during a drain, which does not wait for these calls; separate
+                       // limit: 512, unless rpc_server_limit() sets another
     size_t drain_mark; // unsent bytes, see on_drain
 
     /* req: freed on return; NULL if reads_stream, or if the client sent no request. */
@@ -114,24 +128,34 @@ struct rpc_method {
 struct rpc_server_options {
     unsigned n_threads;    // 0: 1, which is fastest unless callbacks compute much
     size_t max_message;    // bytes a client may send in one message; 0: RPC_MAX_MESSAGE
-    unsigned max_calls;    // concurrent calls; more end with RESOURCE_EXHAUSTED; 0: 8192
+    unsigned max_calls;    // concurrent calls of the methods without a separate limit; more end
+                           // with RESOURCE_EXHAUSTED; 0: 8192
     unsigned keepalive_ms; // silence before a ping, which times out after a third of it; 0: 30 s
     unsigned linger_ms;    // time for a client to read a finished answer; 0: 60 s
     mode_t socket_mode;    // of unix sockets; 0: 0600
+    unsigned own_role;     // RPC_ROLE_*, see rpc_roles.h; 0: RPC_ROLE_CLIENT
+    bool insecure;         // TCP without TLS may be reached from other machines, see rpc_roles.h
+    const struct conf_list *tls_roles; // see rpc_roles.h; NULL: none
 };
 
 int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret);
-/* Before rpc_server_start(). m must outlive the server; callbacks get service by
+/* Before rpc_server_listen(). m must outlive the server; callbacks get service by
  * rpc_call_service(). */
 void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *service);
+/* After rpc_server_add(), before rpc_server_start(). Gives m a separate limit, at least 1. Its
+ * calls take none of the server's max_calls, and are served when those are all taken. */
+void rpc_server_limit(struct rpc_server *s, const struct rpc_method *m, unsigned max_calls);
 #define RPC_LISTEN_MAX 16 // addresses and sockets
 /* Before rpc_server_start(). addr: "unix:/path" or "host:port" (port 0: any). Returns the port (1
- * for unix). The socket of a dead server is replaced, that of a running one is not. -EADDRINUSE,
- * -EINVAL, -EACCES ...: fail_text() contains the address. */
+ * for unix). The socket of a dead server is replaced, that of a running one is not. -EPERM: TCP
+ * without TLS, which others than the permitted roles can reach. -EADDRINUSE, -EINVAL, -EACCES ...:
+ * fail_text() contains the address. */
 int rpc_server_listen(struct rpc_server *s, const char *addr);
-/* A socket that already listens, for example from a service manager. It is closed with the
- * server. */
-int rpc_server_listen_fd(struct rpc_server *s, int fd);
+/* The same for a unix socket, mode 0600, whose clients are operators. */
+int rpc_server_listen_admin(struct rpc_server *s, const char *addr);
+/* A socket that already listens, for example from a service manager. It is closed with the server.
+ * admin: its clients are operators; only a unix socket (-EINVAL). -EPERM: as above. */
+int rpc_server_listen_fd(struct rpc_server *s, int fd, bool admin);
 int rpc_server_start(struct rpc_server *s);
 /* Refuses new calls, lets running ones finish within grace_ms, then ends the rest with UNAVAILABLE
  * and a sentence. Waits until all references to calls are released, then frees the server. NULL is
@@ -169,6 +193,9 @@ bool rpc_call_cancelled(struct rpc_call *c);
 void rpc_call_pause(struct rpc_call *c);
 void rpc_call_resume(struct rpc_call *c);
 
+/* True: the client of a stream has sent a message. Only from the callbacks of the call. */
+bool rpc_call_received(const struct rpc_call *c);
+
 /* Runs fn on the call's thread after ms, unless the call is cancelled first. Only from the
  * callbacks of the call. */
 void rpc_call_after(struct rpc_call *c, unsigned ms, void (*fn)(struct rpc_call *c));
@@ -193,7 +220,8 @@ struct rpc_options {
 };
 
 /* target: "unix:/path", "host:port", "dns:///host:port". Connects on the first call. Reconnects
- * after 100 to 500 ms when the connection is lost. opt: NULL for the defaults. */
+ * after 100 to 500 ms when the connection is lost. Without TLS, a target that may be another
+ * machine is logged once, as a warning. opt: NULL for the defaults. */
 int rpc_client_new(const char *target, const struct rpc_client_options *opt,
                    struct rpc_client **ret);
 /* Waits until every stream has ended: cancel them first. Not from a callback. NULL is fine. */

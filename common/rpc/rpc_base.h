@@ -5,6 +5,7 @@
 #include <grpc/grpc_security.h>
 #include <pthread.h>
 #include "rpc/rpc.h"
+#include "rpc/rpc_tls.h"
 
 #if defined(__SANITIZE_THREAD__) // ThreadSanitizer does not see synchronisation inside libgrpc
 #include <sanitizer/tsan_interface.h>
@@ -52,9 +53,16 @@ struct rpc_sendq {
 void rpc_init(void); // grpc_init(); sends gRPC's log to ours
 
 /* Credentials for connections, see rpc_tls.h. The caller releases them. */
-bool rpc_tls_on(void);
-grpc_channel_credentials *rpc_tls_channel(const char *target); // plain for a unix socket
+/* Plain for a unix socket. *ret_version: see below. */
+grpc_channel_credentials *rpc_tls_channel(const char *target, uint64_t *ret_version);
+/* The version of the certificate that a new connection to the target shows; 0: none. */
+uint64_t rpc_tls_version(const char *target);
+/* For one port. New connections get the newest certificate. */
 grpc_server_credentials *rpc_tls_server(void);
+
+struct rpc_roles_map;
+/* The roles that the certificate of a call's client gives; see rpc_roles.h. */
+unsigned rpc_roles_of_peer(const struct rpc_roles_map *map, grpc_call *call);
 
 /* struct rpc_msg is gRPC core's byte buffer; rpc.h does not name gRPC's types. */
 static inline grpc_byte_buffer *rpc_bytes(const struct rpc_msg *msg)

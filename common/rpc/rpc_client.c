@@ -4,20 +4,33 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/log.h"
+#include "base/loopback.h"
 #include "rpc/rpc_base.h"
 
+/* A connection. A new certificate needs a new one. The calls of the old one continue; it is closed
+ * after the last of them. */
+struct channel {
+    grpc_channel *core;
+    uint64_t tls_version; // of the certificate that it shows; 0: none
+    atomic_uint n_refs;   // of the client and of running calls
+};
+
 struct rpc_client {
-    grpc_channel *channel;
+    char *target;
+    struct rpc_client_options opt;
     struct rpc_worker w; // for streams
 
     pthread_mutex_t mu;
-    pthread_cond_t idle; // signalled when n_streams becomes 0
+    struct channel *channel; // for new calls
+    pthread_cond_t idle;     // signalled when n_streams becomes 0
     unsigned n_streams;
 };
 
 struct rpc_stream {
     struct rpc_tag t_start, t_recv, t_send, t_status;
     struct rpc_client *c;
+    struct channel *channel; // until the stream has ended
     grpc_call *core;
     struct rpc_events ev;
     void *user;
@@ -36,7 +49,38 @@ struct rpc_stream {
 
 static const struct rpc_options default_options;
 
-static grpc_channel *channel_new(const char *target, const struct rpc_client_options *opt)
+/* Warns once per target, for the first WARNED_MAX of them; then each time. */
+#define WARNED_MAX 64
+static void warn_if_plain(const char *target)
+{
+    static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+    static char *warned[WARNED_MAX];
+    static unsigned n;
+    if (rpc_tls_on() || loopback_address(target))
+        return;
+    pthread_mutex_lock(&mu);
+    unsigned i = 0;
+    while (i < n && strcmp(warned[i], target) != 0)
+        i++;
+    bool is_new = i == n;
+    if (is_new && n < WARNED_MAX && (warned[n] = strdup(target)))
+        n++;
+    pthread_mutex_unlock(&mu);
+    if (is_new)
+        log_warn("connecting without TLS target=%s: prompts and answers are readable on the "
+                 "network; set rpc_tls_cert, rpc_tls_key and rpc_tls_ca",
+                 target);
+}
+
+static void channel_unref(struct channel *ch)
+{
+    if (!ch || atomic_fetch_sub(&ch->n_refs, 1) != 1)
+        return;
+    grpc_channel_destroy(ch->core);
+    free(ch);
+}
+
+static struct channel *channel_new(const char *target, const struct rpc_client_options *opt)
 {
     int keepalive_ms = opt->keepalive_ms ? (int)opt->keepalive_ms : 10000;
     grpc_arg list[] = {
@@ -60,11 +104,28 @@ static grpc_channel *channel_new(const char *target, const struct rpc_client_opt
         RPC_INT_ARG(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0), // no limit
         RPC_INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
     };
-    grpc_channel_credentials *creds = rpc_tls_channel(target);
-    grpc_channel *channel =
-        grpc_channel_create(target, creds, &(grpc_channel_args){ARRAY_LEN(list), list});
+    struct channel *ch = rpc_alloc(1, sizeof(*ch));
+    grpc_channel_credentials *creds = rpc_tls_channel(target, &ch->tls_version);
+    ch->core = grpc_channel_create(target, creds, &(grpc_channel_args){ARRAY_LEN(list), list});
     grpc_channel_credentials_release(creds);
-    return channel;
+    atomic_init(&ch->n_refs, 1);
+    return ch;
+}
+
+/* The channel for a new call. The caller has a reference. */
+static struct channel *channel_take(struct rpc_client *c)
+{
+    struct channel *old = NULL;
+    pthread_mutex_lock(&c->mu);
+    if (c->channel->tls_version != rpc_tls_version(c->target)) {
+        old = c->channel;
+        c->channel = channel_new(c->target, &c->opt);
+    }
+    struct channel *ch = c->channel;
+    atomic_fetch_add(&ch->n_refs, 1);
+    pthread_mutex_unlock(&c->mu);
+    channel_unref(old);
+    return ch;
 }
 
 int rpc_client_new(const char *target, const struct rpc_client_options *opt,
@@ -77,7 +138,11 @@ int rpc_client_new(const char *target, const struct rpc_client_options *opt,
     rpc_init();
     pthread_mutex_init(&c->mu, NULL);
     pthread_cond_init(&c->idle, NULL);
-    c->channel = channel_new(target, opt ? opt : &defaults);
+    warn_if_plain(target);
+    c->target = rpc_alloc(1, strlen(target) + 1);
+    strcpy(c->target, target);
+    c->opt = opt ? *opt : defaults;
+    c->channel = channel_new(target, &c->opt);
     c->w.cq = grpc_completion_queue_create_for_next(NULL);
     int r = rpc_worker_start(&c->w);
     if (r < 0)
@@ -96,22 +161,23 @@ void rpc_client_free(struct rpc_client *c)
         pthread_cond_wait(&c->idle, &c->mu);
     pthread_mutex_unlock(&c->mu);
     rpc_worker_stop(&c->w);
-    grpc_channel_destroy(c->channel);
+    channel_unref(c->channel);
     pthread_cond_destroy(&c->idle);
     pthread_mutex_destroy(&c->mu);
+    free(c->target);
     free(c); // without grpc_shutdown(), see rpc_server_stop()
 }
 
 /* ---- unary calls and streams ---- */
 
-static grpc_call *call_new(struct rpc_client *c, const char *path, const struct rpc_options *opt,
+static grpc_call *call_new(struct channel *ch, const char *path, const struct rpc_options *opt,
                            grpc_completion_queue *cq)
 {
     gpr_timespec deadline =
         opt->timeout_us ? rpc_in_us(opt->timeout_us) : gpr_inf_future(GPR_CLOCK_MONOTONIC);
     grpc_slice method = grpc_slice_from_copied_string(path);
-    grpc_call *call = grpc_channel_create_call(c->channel, NULL, GRPC_PROPAGATE_DEFAULTS, cq,
-                                               method, NULL, deadline, NULL);
+    grpc_call *call = grpc_channel_create_call(ch->core, NULL, GRPC_PROPAGATE_DEFAULTS, cq, method,
+                                               NULL, deadline, NULL);
     grpc_slice_unref(method);
     return call;
 }
@@ -183,7 +249,8 @@ struct rpc_status rpc_unary(struct rpc_client *c, const char *path, const struct
         opt = &default_options;
     /* The calling thread polls the connection, so the answer does not have to wake another one. */
     grpc_completion_queue *cq = grpc_completion_queue_create_for_pluck(NULL);
-    grpc_call *call = call_new(c, path, opt, cq);
+    struct channel *ch = channel_take(c);
+    grpc_call *call = call_new(ch, path, opt, cq);
     struct rpc_msg *out = rpc_pack(req);
     struct answer a = {.code = GRPC_STATUS_UNKNOWN, .text = grpc_empty_slice()};
     grpc_metadata_array_init(&a.headers);
@@ -200,6 +267,7 @@ struct rpc_status rpc_unary(struct rpc_client *c, const char *path, const struct
     grpc_metadata_array_destroy(&a.headers);
     grpc_metadata_array_destroy(&a.trailers);
     grpc_call_unref(call);
+    channel_unref(ch);
     pluck_queue_free(cq);
     return st;
 }
@@ -267,6 +335,7 @@ static void stream_end(struct rpc_stream *s)
     s->over = true;
     pthread_mutex_unlock(&s->mu);
     s->ev.on_end(s->user, &st);
+    channel_unref(s->channel);
     client_add_stream(s->c, -1);
 }
 
@@ -334,12 +403,14 @@ struct rpc_stream *rpc_stream_new(struct rpc_client *c, const char *path,
     if (!opt)
         opt = &default_options;
     struct rpc_stream *s = rpc_alloc(1, sizeof(*s));
+    struct channel *ch = channel_take(c);
     *s = (struct rpc_stream){.t_start = {start_event},
                              .t_recv = {recv_event},
                              .t_send = {send_event},
                              .t_status = {status_event},
                              .c = c,
-                             .core = call_new(c, path, opt, c->w.cq),
+                             .channel = ch,
+                             .core = call_new(ch, path, opt, c->w.cq),
                              .ev = *ev,
                              .user = user,
                              .text = grpc_empty_slice()};

@@ -139,9 +139,12 @@ static void watch_cancel(struct rpc_call *c)
 
 void rpc_health_register(struct rpc_health *h, struct rpc_server *s)
 {
-    static const struct rpc_method check = {
-        .path = "/grpc.health.v1.Health/Check", .during_drain = true, .on_start = check_start};
+    static const struct rpc_method check = {.path = "/grpc.health.v1.Health/Check",
+                                            .roles = RPC_ROLE_ANY,
+                                            .during_drain = true,
+                                            .on_start = check_start};
     static const struct rpc_method watch = {.path = "/grpc.health.v1.Health/Watch",
+                                            .roles = RPC_ROLE_ANY,
                                             .during_drain = true,
                                             .on_start = watch_start,
                                             .on_cancel = watch_cancel};

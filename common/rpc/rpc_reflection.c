@@ -225,12 +225,14 @@ void rpc_reflection_register(const struct rpc_reflection *r, struct rpc_server *
 {
     static const struct rpc_method methods[] = {
         {.path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+         .roles = RPC_ROLE_ANY,
          .reads_stream = true,
          .during_drain = true,
          .drain_mark = MAX_WAITING,
          .on_message = on_message,
          .on_drain = rpc_call_resume},
         {.path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+         .roles = RPC_ROLE_ANY,
          .reads_stream = true,
          .during_drain = true,
          .drain_mark = MAX_WAITING,

@@ -1,35 +1,63 @@
 /* rpc_server.c - the server half of rpc.
  *
+ * A door is a server of gRPC core, and there is one for each kind of connection. So the door of a
+ * call tells the roles of its client. The number of its descriptor could not: when the call is
+ * served, another connection may have that number.
+ *
  * A slot is a pending request to gRPC core for the next call of one method on one queue. When a
  * call arrives, the slot passes it to a new rpc_call and requests the next one. A call is freed
  * when its last batch has returned, and its timers and references are released. */
 #include <errno.h>
 #include <grpc/byte_buffer.h>
 #include <grpc/grpc_posix.h>
+#include <grpc/support/alloc.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include "base/clock.h"
+#include "base/log.h"
+#include "base/loopback.h"
+#include "base/metrics.h"
 #include "rpc/rpc_base.h"
 #include "rpc/rpc_listen.h"
+#include "rpc/rpc_roles.h"
 
 #define MAX_METHODS 64
 #define MAX_DURING_DRAIN 512 // concurrent calls of one method with during_drain
 #define ABORT_US 1000000     // for clients to read the status of an aborted call
 #define LINGER_MS 60000
 
+enum door_kind {
+    DOOR_CLIENT, // TCP without TLS, and other users at a unix socket
+    DOOR_OWN,    // the service's own user at a unix socket; with `insecure` TCP without TLS, too
+    DOOR_ADMIN,  // the admin sockets
+    DOOR_TLS,
+    N_DOORS,
+};
+
+struct door {
+    grpc_server *core;
+    unsigned roles; // of its clients; DOOR_TLS: their certificates decide
+};
+
 struct method {
     const struct rpc_method *m;
     void *service;
-    void *handle;            // NULL: this entry serves all unknown methods
-    unsigned n_during_drain; // its running calls, if m->during_drain; under the server's lock
+    void *handles[N_DOORS]; // NULL: this entry serves all unknown methods
+    unsigned max_calls;     // of this method; 0: its calls count in the server's max_calls
+    /* Under the server's lock: */
+    unsigned n_calls;  // that count in the method's max_calls
+    unsigned reported; // bit i: a refusal of the roles i has been logged
 };
 
 struct rpc_server {
-    grpc_server *core;
+    struct door doors[N_DOORS];
     grpc_server_credentials *creds;
+    struct rpc_roles_map tls_roles;
+    struct metric *refused;
+    bool insecure;
     struct rpc_worker *workers;
     unsigned n_workers, max_calls, linger_ms;
     struct rpc_timer linger; // runs on the first worker
@@ -41,6 +69,7 @@ struct rpc_server {
     pthread_mutex_t mu;
     pthread_cond_t idle; // signalled when n_running or n_calls becomes 0
     unsigned n_calls;
+    unsigned n_shared;  // calls that count in the server's max_calls
     unsigned n_running; // calls that a drain waits for
     bool draining;
     struct rpc_call *calls; // list of all calls
@@ -51,6 +80,7 @@ struct slot {
     struct rpc_server *s;
     struct rpc_worker *w;
     struct method *m;
+    enum door_kind door;
     grpc_call *call;
     grpc_call_details details; // of an unknown method
     gpr_timespec deadline;
@@ -64,18 +94,22 @@ struct rpc_call {
     struct rpc_worker *w;
     const struct rpc_method *m;
     void *service, *user;
+    const struct rpc_method *asked; // what the client called; m differs if that is refused
+    unsigned roles;                 // of the client
     grpc_call *core;
     grpc_byte_buffer *in;
     int was_cancelled; // written by the core before t_close
     atomic_int n_refs;
     struct rpc_call *next, **prev; // in the server's list, under its lock
-    unsigned *counter; // the counter that includes it, under the server's lock; NULL: none
+    unsigned *counter;             // of its limit, under the server's lock; NULL: it was refused
+    bool is_running;               // counts in n_running
 
     pthread_mutex_t mu; // guards the fields below and the start of batches
     struct rpc_sendq q;
     bool sending, sent_headers, has_status, sent_status;
     bool cancelled, aborted; // by the client; by rpc_server_stop()
     bool paused, recv_due;
+    bool received; // a message has arrived; its thread's
     enum rpc_code code;
     char *text;
     int64_t finished_us; // valid if has_status
@@ -94,7 +128,18 @@ static void unknown_start(struct rpc_call *c, struct rpc_msg *req)
 }
 
 /* Without this method, calls of unknown methods would wait until their deadline. */
-static const struct rpc_method unknown_method = {.on_start = unknown_start};
+static const struct rpc_method unknown_method = {.roles = RPC_ROLE_ANY, .on_start = unknown_start};
+
+static void refused_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    char theirs[RPC_ROLES_TEXT_MAX], needed[RPC_ROLES_TEXT_MAX];
+    (void)req;
+    fail(-EACCES, "the role of this client is %s; %s is for the role %s",
+         rpc_roles_text(c->roles, theirs), c->asked->path, rpc_roles_text(c->asked->roles, needed));
+    rpc_call_finish(c, RPC_PERMISSION_DENIED, fail_text());
+}
+
+static const struct rpc_method refused_method = {.on_start = refused_start};
 
 static void busy_start(struct rpc_call *c, struct rpc_msg *req)
 {
@@ -141,10 +186,12 @@ static grpc_server *core_new(const struct rpc_server_options *opt)
     return grpc_server_create(&(grpc_channel_args){ARRAY_LEN(list), list}, NULL);
 }
 
-static void add_connection(void *user, int fd)
+static void add_connection(void *user, int fd, unsigned door)
 {
     struct rpc_server *s = user;
-    grpc_server_add_channel_from_fd(s->core, fd, s->creds);
+    if (door == DOOR_CLIENT && rpc_roles_is_own_user(fd))
+        door = DOOR_OWN;
+    grpc_server_add_channel_from_fd(s->doors[door].core, fd, s->creds);
 }
 
 static void linger_due(struct rpc_timer *t);
@@ -156,10 +203,22 @@ static void add_linger_timer(struct rpc_server *s)
     rpc_worker_add_timer(&s->workers[0], &s->linger);
 }
 
+static void open_doors(struct rpc_server *s, const struct rpc_server_options *opt)
+{
+    s->doors[DOOR_CLIENT].roles = RPC_ROLE_CLIENT;
+    s->doors[DOOR_OWN].roles = opt->own_role ? opt->own_role : RPC_ROLE_CLIENT;
+    s->doors[DOOR_ADMIN].roles = RPC_ROLE_OPERATOR;
+    for (unsigned d = 0; d < N_DOORS; d++)
+        s->doors[d].core = core_new(opt);
+    s->refused = metrics_counter("tandem_rpc_refused_calls_total",
+                                 "Calls refused because of the client's role.", NULL);
+}
+
 int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret)
 {
     struct rpc_server *s = rpc_alloc(1, sizeof(*s));
-    int r = rpc_listen_init(&s->listen, add_connection, s);
+    int r = rpc_roles_read(opt->tls_roles, &s->tls_roles);
+    r = r < 0 ? r : rpc_listen_init(&s->listen, add_connection, s);
     if (r < 0) {
         free(s);
         return r;
@@ -167,7 +226,8 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
     pthread_mutex_init(&s->mu, NULL);
     pthread_cond_init(&s->idle, NULL);
     rpc_init();
-    s->core = core_new(opt);
+    open_doors(s, opt);
+    s->insecure = opt->insecure;
     s->creds = grpc_insecure_server_credentials_create();
     s->max_calls = opt->max_calls ? opt->max_calls : 8192;
     s->linger_ms = opt->linger_ms ? opt->linger_ms : LINGER_MS;
@@ -177,7 +237,8 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
     add_linger_timer(s);
     for (unsigned i = 0; i < s->n_workers; i++) {
         s->workers[i].cq = grpc_completion_queue_create_for_next(NULL);
-        grpc_server_register_completion_queue(s->core, s->workers[i].cq, NULL);
+        for (unsigned d = 0; d < N_DOORS; d++)
+            grpc_server_register_completion_queue(s->doors[d].core, s->workers[i].cq, NULL);
         if (!r)
             r = rpc_worker_start(&s->workers[i]);
     }
@@ -191,12 +252,26 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
 
 void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *service)
 {
-    void *handle = grpc_server_register_method(
-        s->core, m->path, NULL,
-        m->reads_stream ? GRPC_SRM_PAYLOAD_NONE : GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
-    if (!handle || s->n_methods > MAX_METHODS) // registered twice, or too many
+    struct method *to = &s->methods[s->n_methods++];
+    if (s->n_methods > MAX_METHODS + 1 || !m->roles)
         abort();
-    s->methods[s->n_methods++] = (struct method){.m = m, .service = service, .handle = handle};
+    *to = (struct method){
+        .m = m, .service = service, .max_calls = m->during_drain ? MAX_DURING_DRAIN : 0};
+    for (unsigned d = 0; d < N_DOORS; d++) {
+        to->handles[d] = grpc_server_register_method(
+            s->doors[d].core, m->path, NULL,
+            m->reads_stream ? GRPC_SRM_PAYLOAD_NONE : GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
+        if (!to->handles[d]) // registered twice
+            abort();
+    }
+}
+
+void rpc_server_limit(struct rpc_server *s, const struct rpc_method *m, unsigned max_calls)
+{
+    for (unsigned i = 0; i < s->n_methods; i++) {
+        if (s->methods[i].m == m)
+            s->methods[i].max_calls = max_calls;
+    }
 }
 
 /* Checks the port, since gRPC core silently listens on port 34463 for 99999. */
@@ -207,21 +282,59 @@ static bool has_port(const char *addr)
     return n >= 1 && n <= 5 && !colon[1 + n] && atoi(colon + 1) <= 65535;
 }
 
+static int listen_unix(struct rpc_server *s, const char *addr, mode_t mode, enum door_kind door)
+{
+    const char *path = addr + 5;
+    if (strncmp(path, "//", 2) == 0) // unix:///path
+        path += 2;
+    return rpc_listen_unix(&s->listen, path, mode, door);
+}
+
+/* Whether a client without another role may call something. Methods for all roles do not count. */
+static bool serves_clients(const struct rpc_server *s)
+{
+    bool limited = false;
+    for (unsigned i = 0; i < s->n_methods; i++) {
+        if (s->methods[i].m->roles & RPC_ROLE_CLIENT)
+            return true;
+        limited |= !(s->methods[i].m->roles & RPC_ROLE_ANY);
+    }
+    return !limited;
+}
+
+/* Checks TCP without TLS. local: only this machine can reach it. */
+static int check_plain(const struct rpc_server *s, const char *addr, bool local)
+{
+    if (s->insecure || (local && serves_clients(s)))
+        return 0;
+    return fail(-EPERM,
+                "cannot listen on %s: %s, and there is no TLS; set rpc_tls_cert, rpc_tls_key and "
+                "rpc_tls_ca, or insecure_listen=true to permit this",
+                addr,
+                local ? "every user of this machine can reach it" : "other machines can reach it");
+}
+
+static enum door_kind door_of_plain(const struct rpc_server *s)
+{
+    return s->insecure ? DOOR_OWN : DOOR_CLIENT;
+}
+
 int rpc_server_listen(struct rpc_server *s, const char *addr)
 {
     if (strncmp(addr, "unix:", 5) == 0) {
-        const char *path = addr + 5;
-        if (strncmp(path, "//", 2) == 0) // unix:///path
-            path += 2;
-        int r = rpc_listen_unix(&s->listen, path, s->socket_mode);
+        int r = listen_unix(s, addr, s->socket_mode, DOOR_CLIENT);
         return r < 0 ? r : 1;
     }
     if (!has_port(addr))
         return fail(-EINVAL,
                     "cannot listen on %s: use unix:/path or host:port, with a port of 0 to 65535",
                     addr);
+    int r = rpc_tls_on() ? 0 : check_plain(s, addr, loopback_address(addr));
+    if (r < 0)
+        return r;
+    grpc_server *core = s->doors[rpc_tls_on() ? DOOR_TLS : door_of_plain(s)].core;
     grpc_server_credentials *creds = rpc_tls_server();
-    int port = grpc_server_add_http2_port(s->core, addr, creds);
+    int port = grpc_server_add_http2_port(core, addr, creds);
     grpc_server_credentials_release(creds);
     return port > 0
                ? port
@@ -229,15 +342,31 @@ int rpc_server_listen(struct rpc_server *s, const char *addr)
                       "cannot listen on %s: it is in use, or not an address of this machine", addr);
 }
 
-/* gRPC core serves connections from a passed socket only without TLS. */
-int rpc_server_listen_fd(struct rpc_server *s, int fd)
+int rpc_server_listen_admin(struct rpc_server *s, const char *addr)
 {
+    if (strncmp(addr, "unix:", 5) != 0)
+        return fail(-EINVAL, "admin_listen: %s is not unix:/path", addr);
+    return listen_unix(s, addr, 0600, DOOR_ADMIN);
+}
+
+/* gRPC core serves connections from a passed socket only without TLS. */
+int rpc_server_listen_fd(struct rpc_server *s, int fd, bool admin)
+{
+    char addr[32];
     struct sockaddr_storage a = {0};
     socklen_t len = sizeof(a);
-    if (rpc_tls_on() && getsockname(fd, (struct sockaddr *)&a, &len) == 0 && a.ss_family != AF_UNIX)
+    if (getsockname(fd, (struct sockaddr *)&a, &len) < 0)
+        return fail(-errno, "descriptor %d: %s", fd, strerror(errno));
+    if (a.ss_family == AF_UNIX)
+        return rpc_listen_fd(&s->listen, fd, admin ? DOOR_ADMIN : DOOR_CLIENT);
+    if (admin)
+        return fail(-EINVAL, "the passed admin socket is not a unix socket");
+    if (rpc_tls_on())
         return fail(-EINVAL, "a passed TCP socket cannot speak TLS: name its address in `listen` "
                              "instead");
-    return rpc_listen_fd(&s->listen, fd);
+    snprintf(addr, sizeof(addr), "the passed socket %d", fd);
+    int r = check_plain(s, addr, loopback_socket(fd));
+    return r < 0 ? r : rpc_listen_fd(&s->listen, fd, door_of_plain(s));
 }
 
 static void slot_event(struct rpc_tag *t, bool ok);
@@ -251,27 +380,32 @@ static void slot_request(struct slot *sl)
     grpc_metadata_array_init(&sl->headers);
     grpc_call_details_init(&sl->details);
     RPC_RELEASE(&sl->tag);
-    if (sl->m->handle)
+    grpc_server *core = sl->s->doors[sl->door].core;
+    if (sl->m->handles[sl->door])
         e = grpc_server_request_registered_call(
-            sl->s->core, sl->m->handle, &sl->call, &sl->deadline, &sl->headers,
+            core, sl->m->handles[sl->door], &sl->call, &sl->deadline, &sl->headers,
             sl->m->m->reads_stream ? NULL : &sl->request, cq, cq, &sl->tag);
     else
-        e = grpc_server_request_call(sl->s->core, &sl->call, &sl->details, &sl->headers, cq, cq,
-                                     &sl->tag);
+        e = grpc_server_request_call(core, &sl->call, &sl->details, &sl->headers, cq, cq, &sl->tag);
     if (e != GRPC_CALL_OK)
         abort();
 }
 
+static void request_calls(struct rpc_server *s, struct rpc_worker *w, enum door_kind door)
+{
+    for (unsigned k = 0; k < s->n_methods; k++) {
+        struct slot *sl = rpc_alloc(1, sizeof(*sl));
+        *sl = (struct slot){.tag = {slot_event}, .s = s, .w = w, .m = &s->methods[k], .door = door};
+        slot_request(sl);
+    }
+}
+
 int rpc_server_start(struct rpc_server *s)
 {
-    grpc_server_start(s->core);
-    for (unsigned i = 0; i < s->n_workers; i++) {
-        for (unsigned k = 0; k < s->n_methods; k++) {
-            struct slot *sl = rpc_alloc(1, sizeof(*sl));
-            *sl = (struct slot){
-                .tag = {slot_event}, .s = s, .w = &s->workers[i], .m = &s->methods[k]};
-            slot_request(sl);
-        }
+    for (unsigned d = 0; d < N_DOORS; d++) {
+        grpc_server_start(s->doors[d].core);
+        for (unsigned i = 0; i < s->n_workers; i++)
+            request_calls(s, &s->workers[i], d);
     }
     return rpc_listen_start(&s->listen);
 }
@@ -300,6 +434,7 @@ static void recv_event(struct rpc_tag *t, bool ok)
 {
     struct rpc_call *c = OWNER(t, struct rpc_call, t_recv);
     grpc_byte_buffer *msg = ok ? c->in : NULL;
+    c->received |= msg != NULL;
     if (c->m->on_message && !rpc_call_cancelled(c))
         c->m->on_message(c, rpc_msg(msg));
     if (c->in)
@@ -373,31 +508,60 @@ static void send_event(struct rpc_tag *t, bool ok)
     rpc_call_unref(c);
 }
 
+/* Counts a refused call, and logs the first one of a method and a set of roles. With the server's
+ * lock. */
+static void report_refusal(const struct rpc_call *c, struct method *m)
+{
+    char theirs[RPC_ROLES_TEXT_MAX];
+    metrics_add(c->s->refused, 1);
+    if (m->reported & 1u << c->roles)
+        return;
+    m->reported |= 1u << c->roles;
+    char *from = grpc_call_get_peer(c->core);
+    log_warn("call refused method=%s role=%s from=%s (logged once per method and role)", m->m->path,
+             rpc_roles_text(c->roles, theirs), from);
+    gpr_free(from);
+}
+
+/* Takes a slot for a new call, or makes it a refusal. With the server's lock. */
+static void take_slot(struct rpc_server *s, struct rpc_call *c, struct method *m)
+{
+    unsigned *n = m->max_calls ? &m->n_calls : &s->n_shared;
+    c->m = m->m;
+    if (!(m->m->roles & (c->roles | RPC_ROLE_ANY))) {
+        report_refusal(c, m);
+        c->m = &refused_method;
+    } else if (!m->m->during_drain && s->draining) {
+        c->m = &stopping_method;
+    } else if (*n >= (m->max_calls ? m->max_calls : s->max_calls)) {
+        c->m = &busy_method;
+    } else {
+        c->counter = n;
+        ++*n;
+        c->is_running = !m->m->during_drain;
+        s->n_running += c->is_running;
+    }
+}
+
 static struct rpc_call *call_new(struct slot *sl)
 {
     struct rpc_call *c = rpc_alloc(1, sizeof(*c));
+    struct rpc_server *s = sl->s;
     *c = (struct rpc_call){.t_recv = {recv_event},
                            .t_send = {send_event},
                            .t_close = {close_event},
-                           .s = sl->s,
+                           .s = s,
                            .w = sl->w,
-                           .m = sl->m->m,
                            .service = sl->m->service,
+                           .asked = sl->m->m,
                            .core = sl->call};
+    c->roles = sl->door == DOOR_TLS ? rpc_roles_of_peer(&s->tls_roles, sl->call)
+                                    : s->doors[sl->door].roles;
     pthread_mutex_init(&c->mu, NULL);
     atomic_init(&c->n_refs, 2); // slot_event()'s and close_event()'s
-    struct rpc_server *s = c->s;
     pthread_mutex_lock(&s->mu);
     s->n_calls++;
-    unsigned *n = c->m->during_drain ? &sl->m->n_during_drain : &s->n_running;
-    if (!c->m->during_drain && s->draining)
-        c->m = &stopping_method;
-    else if (*n == (c->m->during_drain ? MAX_DURING_DRAIN : s->max_calls))
-        c->m = &busy_method;
-    else
-        c->counter = n;
-    if (c->counter)
-        ++*c->counter;
+    take_slot(s, c, sl->m);
     c->next = s->calls;
     c->prev = &s->calls;
     if (c->next)
@@ -600,6 +764,11 @@ void rpc_call_resume(struct rpc_call *c)
     pthread_mutex_unlock(&c->mu);
 }
 
+bool rpc_call_received(const struct rpc_call *c)
+{
+    return c->received;
+}
+
 void rpc_call_after(struct rpc_call *c, unsigned ms, void (*fn)(struct rpc_call *c))
 {
     struct call_timer *ct = rpc_alloc(1, sizeof(*ct));
@@ -630,6 +799,7 @@ void rpc_call_unref(struct rpc_call *c)
     s->n_calls--;
     if (c->counter)
         --*c->counter;
+    s->n_running -= c->is_running;
     if (!s->n_calls || !s->n_running)
         pthread_cond_signal(&s->idle);
     pthread_mutex_unlock(&s->mu); // another thread may free the server now
@@ -681,7 +851,7 @@ struct stop_wait {
     struct rpc_tag tag;
     pthread_mutex_t mu;
     pthread_cond_t cv;
-    bool done;
+    unsigned n_left; // doors that have calls
 };
 
 static void stop_event(struct rpc_tag *t, bool ok)
@@ -689,7 +859,7 @@ static void stop_event(struct rpc_tag *t, bool ok)
     struct stop_wait *w = OWNER(t, struct stop_wait, tag);
     (void)ok;
     pthread_mutex_lock(&w->mu);
-    w->done = true;
+    w->n_left--;
     pthread_cond_signal(&w->cv);
     pthread_mutex_unlock(&w->mu);
 }
@@ -698,16 +868,18 @@ static void stop_event(struct rpc_tag *t, bool ok)
  * nor passed to us (gRPC 1.51), so after ABORT_US all calls are cancelled. */
 static void stop_core(struct rpc_server *s)
 {
-    struct stop_wait w = {{stop_event}, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
+    struct stop_wait w = {
+        {stop_event}, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, N_DOORS};
     struct timespec until = clock_at(clock_us() + ABORT_US);
     RPC_RELEASE(&w.tag);
-    grpc_server_shutdown_and_notify(s->core, s->workers[0].cq, &w.tag);
+    for (unsigned d = 0; d < N_DOORS; d++)
+        grpc_server_shutdown_and_notify(s->doors[d].core, s->workers[0].cq, &w.tag);
     pthread_mutex_lock(&w.mu);
-    while (!w.done && pthread_cond_clockwait(&w.cv, &w.mu, CLOCK_MONOTONIC, &until) != ETIMEDOUT)
+    while (w.n_left && pthread_cond_clockwait(&w.cv, &w.mu, CLOCK_MONOTONIC, &until) != ETIMEDOUT)
         ;
-    if (!w.done)
-        grpc_server_cancel_all_calls(s->core);
-    while (!w.done)
+    for (unsigned d = 0; d < N_DOORS && w.n_left; d++)
+        grpc_server_cancel_all_calls(s->doors[d].core);
+    while (w.n_left)
         pthread_cond_wait(&w.cv, &w.mu);
     pthread_mutex_unlock(&w.mu);
 }
@@ -737,7 +909,8 @@ void rpc_server_stop(struct rpc_server *s, unsigned grace_ms)
         return;
     rpc_listen_done(&s->listen);
     drain_calls(s, grace_ms);
-    grpc_server_destroy(s->core);
+    for (unsigned d = 0; d < N_DOORS; d++)
+        grpc_server_destroy(s->doors[d].core);
     for (unsigned i = 0; i < s->n_workers; i++)
         rpc_worker_stop(&s->workers[i]);
     free(s->workers);

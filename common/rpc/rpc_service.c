@@ -5,6 +5,7 @@
 #include <string.h>
 #include "base/instance.h"
 #include "base/log.h"
+#include "base/loopback.h"
 #include "base/svc.h"
 #include "rpc/rpc_base.h"
 #include "rpc/rpc_health.h"
@@ -18,6 +19,7 @@
 struct rpc_service {
     const char *name, *instance;
     const struct conf_list *listen;
+    const char *admin_listen; // NULL: none
     struct rpc_server *server;
     struct rpc_health *health;
     struct rpc_stats *stats;
@@ -32,7 +34,7 @@ static void service_free(struct rpc_service *s)
     free(s);
 }
 
-static void register_all(struct rpc_service *s)
+static void register_all(struct rpc_service *s, unsigned stats_roles)
 {
     s->reflection = (struct rpc_reflection){
         .services = {s->name, "tandem.v1.Stats", "grpc.health.v1.Health",
@@ -41,7 +43,7 @@ static void register_all(struct rpc_service *s)
     };
     rpc_health_add(s->health, s->name);
     rpc_health_register(s->health, s->server);
-    rpc_stats_register(s->stats, s->server);
+    rpc_stats_register(s->stats, s->server, stats_roles);
     rpc_reflection_register(&s->reflection, s->server);
 }
 
@@ -55,13 +57,19 @@ int rpc_service_new(const struct rpc_service_options *opt, struct rpc_service **
     s->listen = opt->listen;
     s->health = rpc_health_new();
     s->stats = rpc_stats_new(opt->fill_stats, opt->user);
-    int r = s->health && s->stats ? rpc_server_new(&opt->server, &s->server)
+    struct rpc_server_options server = opt->server;
+    if (opt->access) {
+        s->admin_listen = opt->access->admin_listen;
+        server.insecure = opt->access->insecure_listen;
+        server.tls_roles = &opt->access->tls_roles;
+    }
+    int r = s->health && s->stats ? rpc_server_new(&server, &s->server)
                                   : fail(-ENOMEM, "rpc: no memory for a service");
     if (r < 0) {
         service_free(s);
         return r;
     }
-    register_all(s);
+    register_all(s, opt->stats_roles);
     *ret = s;
     return 0;
 }
@@ -84,27 +92,30 @@ static void name_instance(struct rpc_service *s, const char *address, int port)
     s->is_named = true;
 }
 
-static int listen_passed(struct rpc_service *s, const int *fds, int n)
+static int listen_passed(struct rpc_service *s, const int *fds, int n, bool *ret_admin)
 {
     char address[INSTANCE_MAX];
     int r = 0;
-    instance_address(fds[0], address, sizeof(address));
-    name_instance(s, address, 0);
+    *ret_admin = false;
     for (int i = 0; i < n && r >= 0; i++) {
-        r = rpc_server_listen_fd(s->server, fds[i]);
+        bool admin = strcmp(svc_fd_name(i), "admin") == 0;
+        instance_address(fds[i], address, sizeof(address));
+        if (!admin)
+            name_instance(s, address, 0);
+        *ret_admin |= admin;
+        r = rpc_server_listen_fd(s->server, fds[i], admin);
         if (r >= 0)
-            log_info("listening fd=%d", fds[i]);
+            log_info("listening fd=%d%s", fds[i], admin ? " role=operator" : "");
     }
     return r;
 }
 
-static bool is_loopback(const char *address)
+static int listen_admin(struct rpc_service *s)
 {
-    static const char *const names[] = {"127.", "localhost:", "[::1]:"};
-    for (size_t i = 0; i < ARRAY_LEN(names); i++)
-        if (strncmp(address, names[i], strlen(names[i])) == 0)
-            return true;
-    return false;
+    int r = rpc_server_listen_admin(s->server, s->admin_listen);
+    if (r >= 0)
+        log_info("listening address=%s role=operator", s->admin_listen);
+    return r;
 }
 
 /* Passed sockets replace the configured unix paths (tcp_only). TCP addresses are always opened
@@ -118,9 +129,8 @@ static int listen_configured(struct rpc_service *s, bool tcp_only)
         if (tcp_only && strncmp(s->listen->v[i], "unix:", 5) == 0)
             continue;
         r = rpc_server_listen(s->server, s->listen->v[i]);
-        if (r > 1 && !rpc_tls_on() && !is_loopback(s->listen->v[i]))
-            log_warn("any client that can connect to %s may use this service; set rpc_tls_cert, "
-                     "rpc_tls_key and rpc_tls_ca to require client certificates",
+        if (r > 1 && !rpc_tls_on() && !loopback_address(s->listen->v[i]))
+            log_warn("insecure_listen: any client that can connect to %s may use this service",
                      s->listen->v[i]);
         if (r > 1)
             log_info("listening address=%s port=%d", s->listen->v[i], r);
@@ -134,9 +144,12 @@ static int listen_configured(struct rpc_service *s, bool tcp_only)
 
 int rpc_service_start(struct rpc_service *s)
 {
+    bool admin = false;
     int fds[SVC_MAX_FDS], n = svc_listen_fds(fds);
-    int r = n > 0 ? listen_passed(s, fds, n) : n;
-    r = r < 0 ? r : listen_configured(s, n > 0);
+    int r = n > 0 ? listen_passed(s, fds, n, &admin) : n;
+    r = r < 0 ? r : listen_configured(s, n > admin);
+    if (r >= 0 && s->admin_listen && !admin)
+        r = listen_admin(s);
     return r < 0 ? r : rpc_server_start(s->server);
 }
 

@@ -13,6 +13,7 @@
 #pragma once
 #include "base/conf.h"
 #include "rpc/rpc.h"
+#include "rpc/rpc_roles.h"
 #include "rpc/rpc_stats.h"
 
 struct rpc_service;
@@ -21,15 +22,18 @@ struct rpc_service_options {
     const char *name;               // "tandem.v1.Verifier", for health and reflection
     const char *instance;           // name in metrics; NULL or "": host and first address
     const struct conf_list *listen; // "host:port", or "unix:/path" (ignored if sockets are passed)
-    struct rpc_server_options server;
+    const struct rpc_roles_settings *access; // NULL: the defaults
+    unsigned stats_roles;                    // RPC_ROLE_*: who may call GetStats
+    struct rpc_server_options server;        // tls_roles and insecure come from access
     void (*fill_stats)(void *user, Tandem__V1__StatsReply *reply); // see rpc_stats.h
     void *user;
 };
 
 int rpc_service_new(const struct rpc_service_options *opt, struct rpc_service **ret);
 struct rpc_server *rpc_service_server(struct rpc_service *s);
-/* Listens, starts the server, and logs each address. -EINVAL: no address to listen on; other
- * errors: see rpc_server_listen(). */
+/* Listens, starts the server, and logs each address. A passed socket of the name "admin"
+ * (FileDescriptorName=) is an admin socket. -EINVAL: no address to listen on; other errors: see
+ * rpc_server_listen(). */
 int rpc_service_start(struct rpc_service *s);
 /* Sets the health of the named service, which is NOT_SERVING at first. Any thread. */
 void rpc_service_serving(struct rpc_service *s, bool serving);

@@ -13,6 +13,7 @@
 struct rpc_stats {
     void (*fill)(void *user, Tandem__V1__StatsReply *reply);
     void *user;
+    struct rpc_method method;
     int64_t since_us;
     char instance[INSTANCE_MAX];
     pthread_mutex_t mu; // held during fill and the packing of the reply
@@ -68,9 +69,11 @@ void rpc_stats_set_instance(struct rpc_stats *st, const char *instance)
     snprintf(st->instance, sizeof(st->instance), "%s", instance);
 }
 
-void rpc_stats_register(struct rpc_stats *st, struct rpc_server *s)
+void rpc_stats_register(struct rpc_stats *st, struct rpc_server *s, unsigned roles)
 {
-    static const struct rpc_method m = {
-        .path = "/tandem.v1.Stats/GetStats", .during_drain = true, .on_start = stats_start};
-    rpc_server_add(s, &m, st);
+    st->method = (struct rpc_method){.path = "/tandem.v1.Stats/GetStats",
+                                     .roles = roles,
+                                     .during_drain = true,
+                                     .on_start = stats_start};
+    rpc_server_add(s, &st->method, st);
 }

@@ -17,4 +17,5 @@ DEFINE_AUTO(struct rpc_stats, rpc_stats_free)
 
 /* The instance of all replies; before the server starts. */
 void rpc_stats_set_instance(struct rpc_stats *st, const char *instance);
-void rpc_stats_register(struct rpc_stats *st, struct rpc_server *s);
+/* roles: RPC_ROLE_*, who may call GetStats. */
+void rpc_stats_register(struct rpc_stats *st, struct rpc_server *s, unsigned roles);

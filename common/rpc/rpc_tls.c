@@ -1,85 +1,87 @@
 /* rpc_tls.c - mutual TLS between services on different machines. */
 #include <errno.h>
-#include <openssl/pem.h>
-#include <openssl/x509.h>
 #include <string.h>
+#include "base/cert.h"
+#include "base/clock.h"
 #include "base/err.h"
-#include "base/secret.h"
 #include "rpc/rpc_base.h"
 #include "rpc/rpc_tls.h"
 
-static struct secret cert, key, ca; // of this process; texts NULL: no TLS
+#define PORTS_MAX 64 // TCP ports that this process opens; further ones parse per connection
 
-/* The first certificate in the text; NULL: none. */
-static X509 *first_certificate(const struct secret *s)
-{
-    BIO *in = BIO_new_mem_buf(s->text, (int)s->len);
-    X509 *x = in ? PEM_read_bio_X509(in, NULL, NULL, NULL) : NULL;
-    BIO_free(in);
-    return x;
-}
+static struct cert_files *files;                 // of this process; NULL: no TLS
+static atomic_uint_fast64_t versions[PORTS_MAX]; // of the certificate that a port uses; 0: none
+static atomic_uint n_ports;
 
-static EVP_PKEY *private_key(const struct secret *s)
+int rpc_tls_init(const struct rpc_tls *paths)
 {
-    BIO *in = BIO_new_mem_buf(s->text, (int)s->len);
-    EVP_PKEY *k = in ? PEM_read_bio_PrivateKey(in, NULL, NULL, (void *)(uintptr_t) "") : NULL;
-    BIO_free(in);
-    return k;
-}
-
-/* Without this check gRPC core would silently create channels on which every call fails. */
-static int check_identity(const struct rpc_tls *files)
-{
-    X509 *own = first_certificate(&cert), *root = first_certificate(&ca);
-    EVP_PKEY *k = private_key(&key);
-    int rc = 0;
-    if (!own)
-        rc = fail(-EINVAL, "rpc_tls_cert: %s holds no certificate (PEM)", files->cert);
-    else if (!root)
-        rc = fail(-EINVAL, "rpc_tls_ca: %s holds no certificate (PEM)", files->ca);
-    else if (!k)
-        rc = fail(-EINVAL, "rpc_tls_key: %s holds no key (PEM, without a password)", files->key);
-    else if (X509_check_private_key(own, k) != 1)
-        rc = fail(-EINVAL, "rpc_tls_key: %s is not the key of %s", files->key, files->cert);
-    X509_free(own);
-    X509_free(root);
-    EVP_PKEY_free(k);
-    return rc;
-}
-
-int rpc_tls_init(const struct rpc_tls *files)
-{
-    if (!files->cert && !files->key && !files->ca)
+    if (!paths->cert && !paths->key && !paths->ca)
         return 0;
-    if (!files->cert || !files->key || !files->ca)
+    if (!paths->cert || !paths->key || !paths->ca)
         return fail(
             -EINVAL,
             "rpc_tls_cert, rpc_tls_key and rpc_tls_ca must be set together: one is missing");
-    int rc = secret_read("the certificate for gRPC", files->cert, false, &cert);
-    rc = rc < 0 ? rc : secret_read("the authority for gRPC", files->ca, false, &ca);
-    rc = rc < 0 ? rc : secret_read("the key for gRPC", files->key, true, &key);
-    return rc < 0 ? rc : check_identity(files);
+    struct cert_paths p = {
+        .settings = "rpc_tls", .cert = paths->cert, .key = paths->key, .ca = paths->ca};
+    return cert_files_new(&p, &files);
+}
+
+void rpc_tls_poll(void)
+{
+    cert_files_poll(files, clock_us(), clock_unix_s());
+}
+
+void rpc_tls_reload(void)
+{
+    cert_files_reload(files);
 }
 
 bool rpc_tls_on(void)
 {
-    return cert.text != NULL;
+    return files != NULL;
 }
 
-grpc_channel_credentials *rpc_tls_channel(const char *target)
+static bool is_local(const char *target)
 {
-    grpc_ssl_pem_key_cert_pair own = {.private_key = key.text, .cert_chain = cert.text};
-    bool local = strncmp(target, "unix:", 5) == 0 || strncmp(target, "unix-abstract:", 14) == 0;
-    if (!rpc_tls_on() || local)
+    return strncmp(target, "unix:", 5) == 0 || strncmp(target, "unix-abstract:", 14) == 0;
+}
+
+uint64_t rpc_tls_version(const char *target)
+{
+    return rpc_tls_on() && !is_local(target) ? cert_files_version(files) : 0;
+}
+
+grpc_channel_credentials *rpc_tls_channel(const char *target, uint64_t *ret_version)
+{
+    *ret_version = 0;
+    if (!rpc_tls_on() || is_local(target))
         return grpc_insecure_credentials_create();
-    return grpc_ssl_credentials_create_ex(ca.text, &own, NULL, NULL);
+    AUTO(cert_text_unref) struct cert_text *t = cert_files_text(files);
+    grpc_ssl_pem_key_cert_pair own = {.private_key = t->key.text, .cert_chain = t->cert.text};
+    *ret_version = t->version;
+    return grpc_ssl_credentials_create_ex(t->ca.text, &own, NULL, NULL);
+}
+
+/* gRPC core calls this for each connection of a port, and never for two at a time. */
+static grpc_ssl_certificate_config_reload_status
+newest_certificate(void *user, grpc_ssl_server_certificate_config **ret)
+{
+    atomic_uint_fast64_t *used = user; // NULL: not known
+    AUTO(cert_text_unref) struct cert_text *t = cert_files_text(files);
+    if (used && atomic_exchange(used, t->version) == t->version)
+        return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+    grpc_ssl_pem_key_cert_pair own = {.private_key = t->key.text, .cert_chain = t->cert.text};
+    *ret = grpc_ssl_server_certificate_config_create(t->ca.text, &own, 1);
+    return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
 }
 
 grpc_server_credentials *rpc_tls_server(void)
 {
-    grpc_ssl_pem_key_cert_pair own = {.private_key = key.text, .cert_chain = cert.text};
     if (!rpc_tls_on())
         return grpc_insecure_server_credentials_create();
-    return grpc_ssl_server_credentials_create_ex(
-        ca.text, &own, 1, GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY, NULL);
+    unsigned port = atomic_fetch_add(&n_ports, 1);
+    return grpc_ssl_server_credentials_create_with_options(
+        grpc_ssl_server_credentials_create_options_using_config_fetcher(
+            GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY, newest_certificate,
+            port < PORTS_MAX ? &versions[port] : NULL));
 }

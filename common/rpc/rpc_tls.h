@@ -4,7 +4,10 @@
  * and both require that the authority has signed the certificate of the peer. This holds for TCP;
  * unix sockets are not encrypted and are protected by file permissions.
  *
- * Threads: main, before servers and clients exist. */
+ * The files may change, see base/cert.h. New connections use the new content; established ones
+ * continue until they end.
+ *
+ * Threads: main. */
 #pragma once
 #include "base/conf.h"
 
@@ -29,6 +32,12 @@ struct rpc_tls {
         .help = "PEM file of the authority that signs the certificates of all services"            \
     }
 
-/* Does nothing if none of the three is set. -EINVAL: one is missing, holds no certificate or key,
- * or does not match the others; other errors: a file cannot be read. */
-int rpc_tls_init(const struct rpc_tls *files);
+/* Before servers and clients exist. Does nothing if none of the three is set. The strings must
+ * outlive the process. -EINVAL: one is missing, holds no certificate or key, or does not match the
+ * others; other errors: a file cannot be read. */
+int rpc_tls_init(const struct rpc_tls *paths);
+/* Looks for changed files and certificates that end soon; call it about once per second. */
+void rpc_tls_poll(void);
+/* Reads the files now and logs the result. Does nothing without TLS. */
+void rpc_tls_reload(void);
+bool rpc_tls_on(void); // whether the three are set

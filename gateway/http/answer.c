@@ -1,4 +1,5 @@
 /* answer.c - the short answers that all endpoints share. */
+#include <errno.h>
 #include "gateway/http/answer.h"
 #include "gateway/openai/openai_error.h"
 
@@ -23,6 +24,21 @@ void answer_error(struct http_request *r, int status, const char *text, const ch
 void answer_fault(struct http_request *r, const struct openai_fault *fault)
 {
     answer_error(r, fault->status, fault->text, fault->param);
+}
+
+static int charge(void *user, size_t bytes)
+{
+    return http_charge(user, bytes);
+}
+
+struct openai_memory answer_memory(struct http_request *r)
+{
+    return (struct openai_memory){charge, r};
+}
+
+int answer_charge_status(int error)
+{
+    return error == -EAGAIN ? 503 : 413;
 }
 
 int answer_status_of(enum rpc_code code)

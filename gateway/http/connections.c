@@ -8,27 +8,42 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/log.h"
 #include "base/svc.h"
+#include "gateway/http/address_counts.h"
 #include "gateway/http/connections.h"
 #include "gateway/http/http_watch.h"
 #include "gateway/openai/openai_error.h"
 
 #define TICK_MS 100
-#define CLOSED_READ_US 1000000 // time to read data that a client sent before it closed
-#define END_AGAIN_US 10000     // shut down again: an accepted connection may be added late
-#define TAKE_MAX 64            // connections accepted before other events are handled
+#define CLOSED_READ_US 500000 // time to read data that a client sent before it closed
+#define RESERVE 32            // connections in addition to max_connections
+#define RESERVE_OF_ADDRESS (RESERVE / 2)
+#define RESERVE_US 2000000 // time for the request of a connection of the reserve
+#define OTHER_FDS 64       // descriptors for all but connections
+#define END_AGAIN_US 10000 // shut down again: an accepted connection may be added late
+#define TAKE_MAX 64        // connections accepted before other events are handled
 
 struct connection {
     int fd;
+    struct MHD_Connection *c; // NULL: accepted, but not open yet
+    struct address peer;
+    bool is_proxied;             // the peer is a trusted proxy
+    struct address_count *count; // of the peer, or of a proxy's client; NULL: none
+    enum http_reserve reserve;
+    bool ending; // shut down to free a place; no longer counted
     enum connection_phase phase;
     int64_t since_us; // start of the phase
     bool used;        // has had a request
     bool hung_up;
+    int64_t read_us; // since then a client that hung up has sent nothing that was read
+    int n_unread;    // bytes at that time
     struct http_request *r;
     struct connection *prev, *next;
 };
@@ -39,7 +54,7 @@ struct connections {
     bool watched;
     int epoll_fd, wake_fd;
     atomic_bool stopping;
-    atomic_bool full; // new connections wait until one closes
+    atomic_bool full; // new connections wait in the socket
 
     pthread_mutex_t listen_mu; // guards the fields below
     int listen_fd;             // -1: none
@@ -51,25 +66,68 @@ struct connections {
     struct connection *all;
     struct connection **by_fd;
     size_t n_by_fd;
-    unsigned n_active, n_open; // n_open: accepted ones included
+    unsigned n_active, n_open;     // n_open: accepted ones included
+    unsigned n_reserved, n_ending; // parts of n_open
+    struct address_counts counts;
 };
 
 /* ---- open connections ---- */
 
-struct connection *connections_open(struct connections *s, int fd)
+/* With the lock. */
+static void drop_count(struct connections *s, struct connection *k)
+{
+    if (k->count && k->reserve)
+        k->count->n_reserved--;
+    else if (k->count)
+        k->count->n--;
+    address_counts_drop(&s->counts, TAKE(k->count));
+}
+
+/* With the lock. NULL: no memory. */
+static struct connection *add_connection(struct connections *s, int fd, const struct address *peer)
 {
     struct connection *k = calloc(1, sizeof(*k));
     if (!k)
         return NULL;
     k->fd = fd;
+    k->peer = *peer;
+    k->is_proxied = address_in(peer, s->o.trusted, s->o.n_trusted);
     k->since_us = clock_us();
-    pthread_mutex_lock(&s->mu);
     k->next = s->all;
     if (k->next)
         k->next->prev = k;
     s->all = k;
+    s->n_open++;
     if ((size_t)fd < s->n_by_fd)
         s->by_fd[fd] = k;
+    return k;
+}
+
+/* With the lock. */
+static void remove_connection(struct connections *s, struct connection *k)
+{
+    drop_count(s, k);
+    s->n_ending -= k->ending;
+    s->n_reserved -= k->reserve != HTTP_REGULAR;
+    if (--s->n_open == 0)
+        pthread_cond_broadcast(&s->none);
+    if (k->prev)
+        k->prev->next = k->next;
+    else
+        s->all = k->next;
+    if (k->next)
+        k->next->prev = k->prev;
+    if ((size_t)k->fd < s->n_by_fd)
+        s->by_fd[k->fd] = NULL;
+    free(k);
+}
+
+struct connection *connections_open(struct connections *s, int fd, struct MHD_Connection *c)
+{
+    pthread_mutex_lock(&s->mu);
+    struct connection *k = (size_t)fd < s->n_by_fd ? s->by_fd[fd] : NULL;
+    if (k)
+        k->c = c;
     pthread_mutex_unlock(&s->mu);
     struct epoll_event e = {.events = EPOLLRDHUP | EPOLLET, .data.fd = fd};
     epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &e); // the close of the socket removes it
@@ -81,20 +139,41 @@ void connections_close(struct connections *s, struct connection *k)
     if (!k)
         return;
     pthread_mutex_lock(&s->mu);
-    if (--s->n_open == 0)
-        pthread_cond_broadcast(&s->none);
-    if (k->prev)
-        k->prev->next = k->next;
-    else
-        s->all = k->next;
-    if (k->next)
-        k->next->prev = k->prev;
-    if ((size_t)k->fd < s->n_by_fd)
-        s->by_fd[k->fd] = NULL;
+    remove_connection(s, k);
     pthread_mutex_unlock(&s->mu);
-    free(k);
     if (atomic_load(&s->full))
         eventfd_write(s->wake_fd, 1);
+}
+
+struct address connections_peer(const struct connection *k)
+{
+    return k ? k->peer : (struct address){0};
+}
+
+enum http_reserve connections_reserve(const struct connection *k)
+{
+    return k ? k->reserve : HTTP_REGULAR;
+}
+
+bool connections_set_client(struct connections *s, struct connection *k, const struct address *a)
+{
+    bool ok = true;
+    if (!k || !k->is_proxied || k->reserve || !a->is_ip)
+        return true;
+    pthread_mutex_lock(&s->mu);
+    drop_count(s, k);
+    if (!address_in(a, s->o.trusted, s->o.n_trusted)) {
+        struct address_count *count = address_counts_take(&s->counts, a);
+        ok = count && count->n < s->o.max_per_ip;
+        if (ok) {
+            count->n++;
+            k->count = count;
+        } else {
+            address_counts_drop(&s->counts, count);
+        }
+    }
+    pthread_mutex_unlock(&s->mu);
+    return ok;
 }
 
 void connections_set_phase(struct connections *s, struct connection *k, enum connection_phase phase,
@@ -111,6 +190,8 @@ void connections_set_phase(struct connections *s, struct connection *k, enum con
     k->since_us = clock_us();
     k->used = true;
     k->r = r;
+    if (phase == CONNECTION_IDLE && k->is_proxied)
+        drop_count(s, k);
     pthread_mutex_unlock(&s->mu);
     if (report_hang_up)
         http_watch_hung_up(r);
@@ -165,11 +246,80 @@ void connections_end(struct connections *s, int64_t timeout_us)
 
 /* ---- new connections ---- */
 
-static void count_open(struct connections *s, int more)
+/* How gladly a connection is given up: greater is sooner; 0: never. */
+static int rank(const struct connection *k)
 {
+    if (k->phase == CONNECTION_ANSWERING || k->ending || !k->c || k->reserve)
+        return 0;
+    return k->phase == CONNECTION_IDLE && k->used ? 3 : !k->r ? 2 : 1; // a body is on its way
+}
+
+static bool is_better_victim(const struct connection *a, const struct connection *b)
+{
+    unsigned n_a = a->count ? a->count->n : 1, n_b = b && b->count ? b->count->n : 1;
+    if (!b || n_a != n_b)
+        return !b || n_a > n_b;
+    return rank(a) != rank(b) ? rank(a) > rank(b) : a->since_us < b->since_us;
+}
+
+/* With the lock. Ends a connection without a complete request: of this address, or (NULL) of the
+ * address that holds most. The longest in its phase goes first. false: there is none. */
+static bool free_place(struct connections *s, const struct address_count *of)
+{
+    struct connection *found = NULL;
+    for (struct connection *k = s->all; k; k = k->next)
+        if ((!of || k->count == of) && rank(k) && is_better_victim(k, found))
+            found = k;
+    if (!found)
+        return false;
+    drop_count(s, found);
+    found->ending = true;
+    s->n_ending++;
+    shutdown(found->fd, SHUT_RDWR);
+    http_watch_wake(found->c);
+    return true;
+}
+
+/* With the lock. false: the connection gets no place. */
+static bool admit_connection(struct connections *s, struct connection *k)
+{
+    if (k->peer.is_ip && !k->is_proxied) {
+        if (!(k->count = address_counts_take(&s->counts, &k->peer)))
+            return false;
+        k->count->n++;
+    }
+    bool over_address = k->count && k->count->n > s->o.max_per_ip;
+    bool over_all = s->n_open - s->n_ending - s->n_reserved > s->o.max_connections;
+    if ((!over_address && !over_all) || free_place(s, over_address ? k->count : NULL))
+        return true;
+    if (s->n_reserved == RESERVE || (k->count && k->count->n_reserved == RESERVE_OF_ADDRESS))
+        return false;
+    s->n_reserved++;
+    if (k->count) {
+        k->count->n--;
+        k->count->n_reserved++;
+    }
+    k->reserve = over_address ? HTTP_ADDRESS_FULL : HTTP_ALL_FULL;
+    return true;
+}
+
+/* The connection is known before libmicrohttpd opens it, so a burst is counted, too. */
+static void admit(struct connections *s, int fd, const struct sockaddr *a, socklen_t len)
+{
+    struct address peer = address_of(a, len);
     pthread_mutex_lock(&s->mu);
-    s->n_open += (unsigned)more;
+    struct connection *k = add_connection(s, fd, &peer);
+    bool ok = k && admit_connection(s, k);
+    if (k && !ok)
+        remove_connection(s, k);
     pthread_mutex_unlock(&s->mu);
+    if (!ok) {
+        close(fd);
+    } else if (!s->take(s->user, fd, a, len)) {
+        pthread_mutex_lock(&s->mu);
+        remove_connection(s, k);
+        pthread_mutex_unlock(&s->mu);
+    }
 }
 
 /* With listen_mu. */
@@ -180,10 +330,11 @@ static void set_full(struct connections *s, bool full)
         epoll_ctl(s->epoll_fd, EPOLL_CTL_MOD, s->listen_fd, &e);
 }
 
-/* Connections over the limit wait in the socket until one closes, or until the next tick. */
+/* When the reserve is full, too, connections wait in the socket until one closes, or until the next
+ * tick. */
 static void accept_some(struct connections *s)
 {
-    unsigned n_open = connections_n_open(s), max = s->o.max_connections;
+    unsigned n_open = connections_n_open(s), max = s->o.max_connections + RESERVE;
     unsigned n_free = n_open < max ? max - n_open : 0;
     bool full = !n_free;
     pthread_mutex_lock(&s->listen_mu);
@@ -195,9 +346,7 @@ static void accept_some(struct connections *s)
             full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
             break;
         }
-        count_open(s, 1);
-        if (!s->take(s->user, fd, (struct sockaddr *)&a, len))
-            count_open(s, -1);
+        admit(s, fd, (struct sockaddr *)&a, len);
     }
     set_full(s, full);
     pthread_mutex_unlock(&s->listen_mu);
@@ -241,22 +390,29 @@ static struct http_request *find_hung_up_request(struct connections *s, int fd)
     struct connection *k = (size_t)fd < s->n_by_fd ? s->by_fd[fd] : NULL;
     if (k && poll(&p, 1, 0) == 1 && p.revents) { // fd may already be another connection
         k->hung_up = true;
+        k->read_us = clock_us();
         r = k->r ? http_ref(k->r) : NULL;
     }
     pthread_mutex_unlock(&s->mu);
     return r;
 }
 
-/* Answers 408. A connection that is idle after a request is closed without an answer. */
-static void time_out(const struct connections *s, struct connection *k)
+/* Again in each tick until libmicrohttpd has closed it. */
+static void close_dead(struct connection *k)
 {
-    bool can_answer = !s->o.tls_cert && !(k->phase == CONNECTION_IDLE && k->used);
+    shutdown(k->fd, SHUT_RDWR);
+    http_watch_wake(k->c);
+}
+
+/* Answers 408. A connection that is idle after a request is closed without an answer. */
+static void time_out(const struct connections *s, struct connection *k, int64_t limit_us)
+{
+    bool can_answer = !s->o.certs && !(k->phase == CONNECTION_IDLE && k->used);
     char text[FAIL_TEXT_MAX];
     struct buf body, head;
     buf_init(&body, 4096);
     buf_init(&head, 4096);
-    snprintf(text, sizeof(text), "the request did not arrive within %g s",
-             (double)s->o.request_us / 1e6);
+    snprintf(text, sizeof(text), "the request did not arrive within %g s", (double)limit_us / 1e6);
     openai_error(&body, 408, text, "");
     buf_printf(&head,
                "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n"
@@ -264,26 +420,39 @@ static void time_out(const struct connections *s, struct connection *k)
                body.len, body.data);
     if (can_answer)
         (void)!send(k->fd, head.data, head.len, MSG_DONTWAIT | MSG_NOSIGNAL);
-    shutdown(k->fd, SHUT_RDWR);
+    close_dead(k);
     buf_done(&head);
     buf_done(&body);
 }
 
-static bool has_unread(int fd)
+/* Whether a client that hung up has sent nothing more: all its bytes were read, or libmicrohttpd no
+ * longer reads them. */
+static bool is_silent(struct connection *k, int64_t now_us)
 {
     int n = 0;
-    return ioctl(fd, FIONREAD, &n) == 0 && n > 0;
+    if (ioctl(k->fd, FIONREAD, &n) < 0 || n == k->n_unread)
+        return now_us - k->read_us > CLOSED_READ_US;
+    k->n_unread = n;
+    k->read_us = now_us;
+    return false;
 }
 
 static void check_connection(struct connections *s, struct connection *k, int64_t now_us)
 {
     int64_t age_us = now_us - k->since_us;
     bool idle = k->phase == CONNECTION_IDLE && k->used;
-    if (k->phase != CONNECTION_ANSWERING && age_us > (idle ? s->o.idle_us : s->o.request_us))
-        time_out(s, k);
-    else if (k->phase != CONNECTION_ANSWERING && k->used && k->hung_up && age_us > CLOSED_READ_US &&
-             !has_unread(k->fd))
-        shutdown(k->fd, SHUT_RDWR); // the client has closed, and no answer is due
+    int64_t limit_us = idle ? s->o.idle_us : s->o.request_us;
+    if (k->reserve && limit_us > RESERVE_US)
+        limit_us = RESERVE_US;
+    if (!k->c)
+        return; // libmicrohttpd will open it
+    if (k->ending)
+        close_dead(k);
+    else if (k->phase != CONNECTION_ANSWERING && age_us > limit_us)
+        time_out(s, k, limit_us);
+    else if (k->phase != CONNECTION_ANSWERING && k->hung_up && age_us > CLOSED_READ_US &&
+             is_silent(k, now_us))
+        close_dead(k); // no answer is due
     else if (k->phase == CONNECTION_ANSWERING && k->r && http_watch_tick(k->r, now_us))
         shutdown(k->fd, SHUT_RDWR);
 }
@@ -351,6 +520,19 @@ static void init_locks(struct connections *s)
     s->listen_fd = -1;
 }
 
+/* Without a free descriptor the reserve could not be accepted either. */
+static void limit_connections(struct connections *s, rlim_t n_files)
+{
+    rlim_t most = n_files > RESERVE + OTHER_FDS + 1 ? n_files - RESERVE - OTHER_FDS : 1;
+    if (s->o.max_connections > most) {
+        log_warn("max_connections lowered to the limit of open files max_connections=%u files=%llu",
+                 (unsigned)most, (unsigned long long)n_files);
+        s->o.max_connections = (unsigned)most;
+    }
+    if (!s->o.max_per_ip)
+        s->o.max_per_ip = s->o.max_connections / 2 + s->o.max_connections % 2;
+}
+
 int connections_new(const struct http_options *o, struct connections **ret)
 {
     struct rlimit files = {1024, 1024};
@@ -359,7 +541,10 @@ int connections_new(const struct http_options *o, struct connections **ret)
         return fail(-ENOMEM, "http: no memory");
     init_locks(s);
     s->o = *o;
+    if (getrandom(&s->counts.secret, sizeof(s->counts.secret), GRND_NONBLOCK) < 0)
+        s->counts.secret = (uint64_t)clock_us();
     getrlimit(RLIMIT_NOFILE, &files);
+    limit_connections(s, files.rlim_cur);
     s->n_by_fd = files.rlim_cur < (1 << 20) ? files.rlim_cur : 1 << 20;
     s->by_fd = calloc(s->n_by_fd, sizeof(struct connection *));
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);

@@ -1,5 +1,11 @@
 /* connections.h - the open connections, the phase of each, and the thread that watches them.
  *
+ * At most max_connections are open. When there are more, the address that holds most loses one that
+ * has no complete request. When all have one, new connections come from a reserve. These get health
+ * and errors only, one request each, within seconds. An address above max_per_ip is treated in the
+ * same way, among its own connections. Connections of trusted proxies count for the client that the
+ * request names, while it is answered.
+ *
  * The watcher accepts new connections, notices clients that disconnect while their request waits,
  * and ends connections that exceed a timeout.
  *
@@ -12,10 +18,12 @@
 #include <stdint.h>
 #include <sys/socket.h>
 #include "base/mem.h"
+#include "gateway/http/address.h"
 #include "gateway/http/http.h"
 
 struct connections;
 struct connection;
+struct MHD_Connection;
 
 /* IDLE -> RECEIVING (the request line is here) -> ANSWERING (the request is complete) -> IDLE. */
 enum connection_phase { CONNECTION_IDLE, CONNECTION_RECEIVING, CONNECTION_ANSWERING };
@@ -27,18 +35,23 @@ void connections_stop(struct connections *s);
 void connections_free(struct connections *s);
 DEFINE_AUTO(struct connections, connections_free)
 
-/* Accepts connections of the listening socket fd while fewer than max_connections are open. take()
- * owns each new one. true: connections_open() follows; false: take() has closed it. */
+/* Accepts connections of the listening socket fd. take() owns each new one.
+ * true: connections_open() follows; false: take() has closed it. */
 typedef bool connections_accept_fn(void *user, int fd, const struct sockaddr *address,
                                    socklen_t len);
 void connections_listen(struct connections *s, int fd, connections_accept_fn *take, void *user);
 /* Stops accepting and closes the listening socket. Only once. */
 void connections_unlisten(struct connections *s);
 
-/* NULL: no memory; the connection works but is not watched. */
-struct connection *connections_open(struct connections *s, int fd);
+/* The accepted connection with this socket. c: for http_watch_wake(). */
+struct connection *connections_open(struct connections *s, int fd, struct MHD_Connection *c);
 /* Must precede the close of the socket: its number may be reused afterwards. k may be NULL. */
 void connections_close(struct connections *s, struct connection *k);
+struct address connections_peer(const struct connection *k);
+enum http_reserve connections_reserve(const struct connection *k);
+/* The connection of a trusted proxy brings a request of this client. It counts for it until it is
+ * idle. false: the client has reached max_per_ip, and nothing is counted. */
+bool connections_set_client(struct connections *s, struct connection *k, const struct address *a);
 /* r: the request of the phase, or NULL. It must live until the next phase. k may be NULL. */
 void connections_set_phase(struct connections *s, struct connection *k, enum connection_phase phase,
                            struct http_request *r);

@@ -7,6 +7,11 @@
 #include "gateway/http/cors.h"
 
 #define MAX_REQUESTED 1024 // bytes of Access-Control-Request-Headers
+/* What scripts of such pages may read. */
+#define EXPOSED                                                                                    \
+    "X-Request-Id, Retry-After, x-ratelimit-limit-requests, x-ratelimit-limit-tokens, "            \
+    "x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, "   \
+    "x-ratelimit-reset-tokens"
 
 /* The value for Access-Control-Allow-Origin; NULL: the origin is not configured. */
 static const char *allowed_origin(const struct conf_list *origins, const char *origin)
@@ -54,7 +59,7 @@ bool cors_answer(const struct cors *c, struct http_request *r)
     if (!found)
         return false;
     http_header(r, "Access-Control-Allow-Origin", found);
-    http_header(r, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
+    http_header(r, "Access-Control-Expose-Headers", EXPOSED);
     if (strcmp(http_method(r), "OPTIONS") != 0 || !http_field(r, "Access-Control-Request-Method"))
         return false;
     const char *requested = http_field(r, "Access-Control-Request-Headers");

@@ -13,6 +13,15 @@ static bool is_token(const char *s, size_t len)
     return len > 0;
 }
 
+static void add_forwarded(struct framing *f, const char *value)
+{
+    if (f->n_forwarded == FRAMING_MAX_FORWARDED) {
+        memmove(f->forwarded, f->forwarded + 1, sizeof(f->forwarded) - sizeof(f->forwarded[0]));
+        f->n_forwarded--;
+    }
+    f->forwarded[f->n_forwarded++] = value;
+}
+
 void framing_add(struct framing *f, const char *name, size_t name_len, const char *value,
                  size_t len)
 {
@@ -28,6 +37,8 @@ void framing_add(struct framing *f, const char *name, size_t name_len, const cha
         f->coding = value;
     } else if (strcasecmp(name, "X-Request-Id") == 0) {
         f->id = value;
+    } else if (strcasecmp(name, "X-Forwarded-For") == 0) {
+        add_forwarded(f, value);
     } else if (strcasecmp(name, "Expect") == 0) {
         f->expect = value;
     }

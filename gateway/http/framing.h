@@ -9,11 +9,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#define FRAMING_MAX_FORWARDED 8 // fields X-Forwarded-For that are kept: the last ones
+
 struct framing {    // zeroed at first; the texts live as long as the header
     size_t n_bytes; // of the header
     unsigned n_host, n_length, n_coding;
-    const char *coding, *length, *id, *expect; // NULL: absent
-    bool has_bad_char;                         // a forbidden character was seen
+    const char *coding, *length, *id, *expect;    // NULL: absent
+    const char *forwarded[FRAMING_MAX_FORWARDED]; // in the order of arrival
+    unsigned n_forwarded;
+    bool has_bad_char; // a forbidden character was seen
 };
 
 /* Adds one field. value: ends in NUL; len: its bytes as they arrived. */

@@ -14,6 +14,7 @@
 #include "base/svc.h"
 #include "gateway/http/framing.h"
 #include "gateway/http/http_request.h"
+#include "gateway/http/http_tls.h"
 
 #define MAX_URL_BYTES 2048        // path and query, decoded
 #define POOL_BYTES (64u << 10)    // of a connection: header and read buffer
@@ -25,12 +26,17 @@
 
 /* ---- arrival ---- */
 
-static void set_phase(struct http_server *s, struct MHD_Connection *c, enum connection_phase phase,
-                      struct http_request *r)
+static struct connection *connection_of(struct MHD_Connection *c)
 {
     const union MHD_ConnectionInfo *i =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    connections_set_phase(s->connections, i ? i->socket_context : NULL, phase, r);
+    return i ? i->socket_context : NULL;
+}
+
+static void set_phase(struct http_server *s, struct MHD_Connection *c, enum connection_phase phase,
+                      struct http_request *r)
+{
+    connections_set_phase(s->connections, connection_of(c), phase, r);
 }
 
 static void *on_request_line(void *cls, const char *uri, struct MHD_Connection *c)
@@ -94,6 +100,19 @@ static enum MHD_Result refuse_body(struct http_request *r)
                        r->s->o.max_body >> 10);
 }
 
+/* Finds out whose request it is, and whether there is a place for it. */
+static void set_client(struct http_request *r, const struct framing *w)
+{
+    struct connection *k = connection_of(r->c);
+    struct address peer = connections_peer(k);
+    r->client =
+        address_client(&peer, w->forwarded, w->n_forwarded, r->s->o.trusted, r->s->o.n_trusted);
+    r->reserve = connections_reserve(k);
+    r->closes = r->reserve != HTTP_REGULAR;
+    if (!connections_set_client(r->s->connections, k, &r->client))
+        r->reserve = HTTP_ADDRESS_FULL;
+}
+
 /* The header has arrived: refuses the request now if the header is enough to decide. */
 static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connection *c,
                                      const char *path, const char *method, const char *version,
@@ -106,6 +125,7 @@ static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connectio
         return MHD_NO;
     *ret = r;
     set_phase(s, c, CONNECTION_RECEIVING, r);
+    set_client(r, &w);
     const char *fault = framing_fault(&w, version);
     if (fault)
         return http_refuse(r, 400, "%s", fault);
@@ -131,24 +151,19 @@ static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connectio
     return MHD_YES;
 }
 
-/* false: the bodies of all requests exceed max_bodies. */
-static bool count_body(struct http_request *r, size_t n)
-{
-    r->counted += n;
-    return atomic_fetch_add(&r->s->body_bytes, n) + n <= r->s->o.max_bodies;
-}
-
 /* A refused body is read and discarded: a client that still sends would not see the answer. */
 static enum MHD_Result take_body(struct http_request *r, const char *data, size_t *n)
 {
     r->body_bytes += *n;
     r->too_big |= r->body_bytes > r->s->o.max_body;
     bool taken = !r->too_big && !r->bodies_full && !r->refused;
-    r->bodies_full |= taken && !count_body(r, *n);
-    if (!taken || r->bodies_full)
-        http_release_body(r);
-    else
+    r->bodies_full |= taken && http_charge(r, r->counted + *n) < 0;
+    if (!taken || r->bodies_full) {
+        http_free_body(r);
+        http_charge(r, 0);
+    } else {
         buf_add(&r->body, data, *n);
+    }
     *n = 0;
     return r->body_bytes > r->s->o.max_body + DISCARD_BYTES ? MHD_NO : MHD_YES;
 }
@@ -214,7 +229,7 @@ static void on_connection(void *cls, struct MHD_Connection *c, void **context,
     if (code == MHD_CONNECTION_NOTIFY_CLOSED)
         connections_close(s->connections, *context);
     else
-        *context = i ? connections_open(s->connections, i->connect_fd) : NULL;
+        *context = i ? connections_open(s->connections, i->connect_fd, c) : NULL;
 }
 
 static bool on_new(void *user, int fd, const struct sockaddr *address, socklen_t len)
@@ -239,25 +254,24 @@ static void on_mhd_log(void *cls, const char *format, va_list args)
 static int start_daemon(struct http_server *s)
 {
     const struct http_options *o = &s->o;
+    if (o->certs)
+        http_tls_use(o->certs);
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
-                     MHD_USE_ITC | MHD_USE_NO_LISTEN_SOCKET | (o->tls_cert ? MHD_USE_TLS : 0);
+                     MHD_USE_ITC | MHD_USE_NO_LISTEN_SOCKET | (o->certs ? MHD_USE_TLS : 0);
     unsigned limit = (o->max_connections + LIMIT_SLACK) * o->n_threads; // divided among the threads
     struct MHD_OptionItem plain[] = {{MHD_OPTION_END, 0, NULL}};
-    struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)(uintptr_t)o->tls_cert},
-                                   {MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)o->tls_key},
+    struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_CERT_CALLBACK2, 0, http_tls_callback()},
                                    {MHD_OPTION_HTTPS_PRIORITIES, 0, TLS_VERSIONS},
                                    {MHD_OPTION_END, 0, NULL}};
     s->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, on_access, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL,
         MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
         s, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, s, MHD_OPTION_CONNECTION_LIMIT, limit,
-        MHD_OPTION_PER_IP_CONNECTION_LIMIT, o->max_per_ip, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(o->idle_us / 1000000 + 1),
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
-        MHD_OPTION_THREAD_POOL_SIZE, o->n_threads > 1 ? o->n_threads : 0, MHD_OPTION_ARRAY,
-        o->tls_cert ? tls : plain, MHD_OPTION_END);
-    if (!s->daemon && o->tls_cert)
-        return fail(-EINVAL, "http: tls_cert and tls_key are not a PEM certificate and its key");
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)(o->idle_us / 1000000 + 1), MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL, MHD_OPTION_THREAD_POOL_SIZE,
+        o->n_threads > 1 ? o->n_threads : 0, MHD_OPTION_ARRAY, o->certs ? tls : plain,
+        MHD_OPTION_END);
     return s->daemon ? 0 : fail(-EIO, "http: cannot start the server: %s", strerror(errno));
 }
 
@@ -308,6 +322,11 @@ unsigned http_n_open(struct http_server *s)
 size_t http_body_bytes(struct http_server *s)
 {
     return atomic_load(&s->body_bytes);
+}
+
+size_t http_freed_bytes(struct http_server *s)
+{
+    return atomic_load(&s->freed_bytes);
 }
 
 void http_wait_idle(struct http_server *s, int64_t timeout_us)

@@ -14,32 +14,40 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/buf.h"
+#include "base/cert.h"
 #include "base/mem.h"
+#include "gateway/http/address.h"
 
 struct http_server;
 struct http_request;
 
 typedef void http_handler(void *user, struct http_request *r);
 
+/* HTTP_ALL_FULL: max_connections is reached. HTTP_ADDRESS_FULL: max_per_ip is. */
+enum http_reserve { HTTP_REGULAR, HTTP_ALL_FULL, HTTP_ADDRESS_FULL };
+
 struct http_options {
     unsigned n_threads, max_connections;
-    unsigned max_per_ip; // connections; 0: no such limit
-    size_t max_body;     // bytes; more is 413
-    size_t max_bodies;   // bytes of all bodies together; more is 503
-    size_t max_header;   // bytes of request line and header; more is 431
-    size_t max_unread;   // unread bytes of a stream, its first event not counted
-    int64_t reader_us;   // most time with half of max_unread unread, or a whole answer stalled
-    int64_t request_us;  // time for a whole request to arrive
-    int64_t idle_us;     // time until a connection without a request is closed
-    int64_t ping_us;     // silence after which a stream gets a comment
+    unsigned max_per_ip; // connections of one address; 0: half of max_connections
+    const struct address_range
+        *trusted; // peers that may name the client; live as long as the server
+    unsigned n_trusted;
+    size_t max_body;    // bytes; more is 413
+    size_t max_bodies;  // memory of all requests together, see http_charge(); more is 503
+    size_t max_header;  // bytes of request line and header; more is 431
+    size_t max_unread;  // unread bytes of a stream, its first event not counted
+    int64_t reader_us;  // most time with half of max_unread unread, or a whole answer stalled
+    int64_t request_us; // time for a whole request to arrive
+    int64_t idle_us;    // time until a connection without a request is closed
+    int64_t ping_us;    // silence after which a stream gets a comment
     /* Called when the header has arrived. It may refuse the request by http_reply(); then the body
      * is discarded. NULL: all requests are admitted. */
     http_handler *admit;
-    const char *tls_cert, *tls_key; // PEM, read at the start; NULL: plain HTTP
+    struct cert_files *certs; // for HTTPS; must outlive the server; NULL: plain HTTP
 };
 
-/* fd is a listening socket, which the server owns from now on.
- * -ENOMEM; -EIO; -EINVAL: the certificate or the key is malformed, or they do not match. */
+/* fd is a listening socket, which the server owns from now on. A process has at most one server
+ * with certificates. -ENOMEM; -EIO. */
 int http_new(const struct http_options *o, int fd, http_handler *handler, void *user,
              struct http_server **ret);
 /* Accepts no new connections. Each answer from now on closes its connection. */
@@ -47,6 +55,8 @@ void http_drain(struct http_server *s);
 unsigned http_n_active(struct http_server *s); // requests whose answer is not complete
 unsigned http_n_open(struct http_server *s);   // connections
 size_t http_body_bytes(struct http_server *s); // counted against max_bodies
+/* The sum of all bytes that were counted against max_bodies and are no longer. */
+size_t http_freed_bytes(struct http_server *s);
 /* Waits until no request is active, at most timeout_us. */
 void http_wait_idle(struct http_server *s, int64_t timeout_us);
 /* Ends the remaining requests and connections. References to requests stay valid. */
@@ -60,15 +70,24 @@ DEFINE_AUTO(struct http_server, http_free)
 struct http_server *http_server_of(const struct http_request *r);
 const char *http_method(const struct http_request *r);
 const char *http_path(const struct http_request *r); // decoded, without the query
+/* The client, for logs and limits: the peer, or the address that a trusted proxy names. */
+const struct address *http_client(const struct http_request *r);
+/* Not HTTP_REGULAR: there is no place for this request. Only monitors may be answered. */
+enum http_reserve http_reserve(const struct http_request *r);
 /* The value of a header field as it arrived; NULL: absent. Only from the handler. */
 const char *http_field(const struct http_request *r, const char *name);
 const char *http_id(const struct http_request *r); // X-Request-Id if valid, else a random one
 const char *http_body(const struct http_request *r, size_t *ret_len); // a NUL follows
-/* Both may be called only by the thread that answers. http_free_body() frees the bytes once they
- * are parsed. The freed bytes still count against max_bodies, because the parsed data takes their
- * place. http_release_body(), or the release of the last reference, ends that. */
+/* Frees the bytes once they are parsed. Their size still counts against max_bodies, because the
+ * parsed data takes their place, until http_charge() sets another size. Only by the thread that
+ * answers, as the next function. */
 void http_free_body(struct http_request *r);
-void http_release_body(struct http_request *r);
+/* Sets the bytes of memory that the request counts against max_bodies. The release of the last
+ * reference sets 0. If they do not fit, nothing changes: -EAGAIN: other requests use the memory;
+ * -EMSGSIZE: the request alone needs more than max_bodies. Each with a sentence. */
+int http_charge(struct http_request *r, size_t bytes);
+/* Counts n more bytes, likewise. false: they do not fit. */
+bool http_hold(struct http_request *r, size_t n);
 int64_t http_begun_us(const struct http_request *r); // clock_us() when the header had arrived
 
 /* A handler that answers later keeps a reference. */
@@ -88,7 +107,7 @@ void http_on_drain(struct http_request *r, void (*fn)(void *user));
 void http_attach(struct http_request *r, void *it, void (*release)(void *it));
 void *http_attached(const struct http_request *r); // NULL: none
 
-/* Adds a header field to the answer, before the answer; at most 8. name must be static. */
+/* Adds a header field to the answer, before the answer; at most 16. name must be static. */
 void http_header(struct http_request *r, const char *name, const char *value);
 /* Sends the whole answer; takes the bytes. No effect when the client has disconnected. */
 void http_reply(struct http_request *r, int status, const char *type, struct buf *body);

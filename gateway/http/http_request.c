@@ -1,5 +1,6 @@
 /* http_request.c - a request inside the HTTP server: its references, its waiting, its answer. */
 #include <errno.h>
+#include <netinet/in.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,10 +37,11 @@ void http_unref(struct http_request *r)
         return;
     release_attached(r);
     pthread_mutex_destroy(&r->mu);
-    http_release_body(r);
+    http_free_body(r);
     for (unsigned i = 0; i < r->n_headers; i++)
         free(r->headers[i].value);
     buf_done(&r->out);
+    http_charge(r, 0);
     free(r->path);
     free(r);
 }
@@ -57,6 +59,16 @@ const char *http_method(const struct http_request *r)
 const char *http_path(const struct http_request *r)
 {
     return r->path;
+}
+
+const struct address *http_client(const struct http_request *r)
+{
+    return &r->client;
+}
+
+enum http_reserve http_reserve(const struct http_request *r)
+{
+    return r->reserve;
 }
 
 const char *http_field(const struct http_request *r, const char *name)
@@ -91,11 +103,38 @@ void http_free_body(struct http_request *r)
     buf_done(&r->body);
 }
 
-void http_release_body(struct http_request *r)
+static int charge_more(struct http_request *r, size_t more)
 {
-    http_free_body(r);
-    atomic_fetch_sub(&r->s->body_bytes, r->counted);
-    r->counted = 0;
+    struct http_server *s = r->s;
+    if (atomic_fetch_add(&s->body_bytes, more) + more <= s->o.max_bodies)
+        return 0;
+    atomic_fetch_sub(&s->body_bytes, more);
+    if (r->counted + more > s->o.max_bodies)
+        return fail(-EMSGSIZE,
+                    "the request needs %zu MiB of memory; all requests together may use "
+                    "%zu MiB",
+                    (r->counted + more) >> 20, s->o.max_bodies >> 20);
+    return fail(-EAGAIN, "other requests use all %zu MiB of memory for bodies; try again",
+                s->o.max_bodies >> 20);
+}
+
+int http_charge(struct http_request *r, size_t bytes)
+{
+    if (bytes > r->counted) {
+        int rc = charge_more(r, bytes - r->counted);
+        if (rc < 0)
+            return rc;
+    } else {
+        atomic_fetch_sub(&r->s->body_bytes, r->counted - bytes);
+        atomic_fetch_add(&r->s->freed_bytes, r->counted - bytes);
+    }
+    r->counted = bytes;
+    return 0;
+}
+
+bool http_hold(struct http_request *r, size_t n)
+{
+    return http_charge(r, r->counted + n) == 0;
 }
 
 int64_t http_begun_us(const struct http_request *r)
@@ -269,6 +308,11 @@ void http_watch_abandon(struct http_request *r)
     pthread_mutex_unlock(&r->mu);
 }
 
+void http_watch_wake(struct MHD_Connection *c)
+{
+    MHD_resume_connection(c);
+}
+
 /* ---- answers, on the connection's thread ---- */
 
 /* With the lock. Copies unread bytes, at most max; true: the reader has caught up. */
@@ -351,7 +395,7 @@ static struct MHD_Response *response_of(struct http_request *r)
         MHD_add_response_header(m, r->headers[i].name, r->headers[i].value);
     if ((r->status == 429 || r->status == 503) && !MHD_get_response_header(m, "Retry-After"))
         MHD_add_response_header(m, "Retry-After", "1");
-    if (atomic_load(&r->s->draining))
+    if ((r->closes || atomic_load(&r->s->draining)) && !MHD_get_response_header(m, "Connection"))
         MHD_add_response_header(m, "Connection", "close");
     return m;
 }

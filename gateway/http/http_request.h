@@ -10,7 +10,7 @@
 #include "gateway/http/connections.h"
 #include "gateway/http/http.h"
 
-#define HTTP_MAX_HEADERS 8 // of an answer, in addition to the standard ones
+#define HTTP_MAX_HEADERS 16 // of an answer, in addition to the standard ones
 
 struct http_server {
     struct http_options o;
@@ -20,7 +20,8 @@ struct http_server {
     void *user;
     int listen_fd;
     atomic_bool draining, stopping;
-    atomic_size_t body_bytes; // counted for requests, see http_free_body()
+    atomic_size_t body_bytes;  // counted for requests, see http_charge()
+    atomic_size_t freed_bytes; // counted no longer
 };
 
 enum http_request_answer { NONE, REPLY, STREAM };
@@ -36,6 +37,9 @@ struct http_request {
     int64_t begun_us;
     bool too_big, bodies_full;
     bool refused; // because of its header
+    struct address client;
+    enum http_reserve reserve;
+    bool closes; // its connection, after the answer
 
     pthread_mutex_t mu;       // guards the fields below
     struct MHD_Connection *c; // NULL: libmicrohttpd has finished it

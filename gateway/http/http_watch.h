@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include "gateway/http/http.h"
 
+struct MHD_Connection;
+
 /* The client has closed the connection, or at least its sending side. */
 void http_watch_hung_up(struct http_request *r);
 /* Called a few times per second. Sends the keep-alive comment of a silent stream when it is due.
@@ -15,3 +17,6 @@ void http_watch_hung_up(struct http_request *r);
 bool http_watch_tick(struct http_request *r, int64_t now_us);
 /* The server stops: nobody will answer this request. */
 void http_watch_abandon(struct http_request *r);
+/* Wakes the thread of a connection whose socket is shut down. libmicrohttpd 0.9.75 sometimes
+ * sleeps with such a connection, and does not close it. */
+void http_watch_wake(struct MHD_Connection *c);

@@ -1,5 +1,4 @@
 /* listen.c - the listening socket of the gateway. */
-#include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
 #include <stdbool.h>
@@ -10,6 +9,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 #include "base/err.h"
+#include "base/loopback.h"
 #include "base/unix_socket.h"
 #include "gateway/http/listen.h"
 
@@ -76,19 +76,5 @@ int listen_open(const char *address, int *ret_fd)
 
 bool listen_is_public(int fd)
 {
-    union {
-        struct sockaddr any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-        struct sockaddr_storage storage;
-    } a = {0};
-    socklen_t len = sizeof(a);
-    if (getsockname(fd, &a.any, &len) < 0)
-        return true;
-    if (a.any.sa_family == AF_INET)
-        return ntohl(a.v4.sin_addr.s_addr) >> 24 != IN_LOOPBACKNET;
-    if (a.any.sa_family != AF_INET6)
-        return a.any.sa_family != AF_UNIX;
-    const struct in6_addr *v6 = &a.v6.sin6_addr;
-    return !IN6_IS_ADDR_LOOPBACK(v6) && !(IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
+    return !loopback_socket(fd);
 }

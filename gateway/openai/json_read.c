@@ -201,10 +201,23 @@ json_t *json_read_parse(const char *s, size_t len, size_t flags, json_error_t *e
     return NULL;
 }
 
+/* Counts the body and its tree. */
+static int count_tree(struct json_read *r, size_t len)
+{
+    size_t tree = (size_t)r->n_values * JSON_READ_VALUE_BYTES;
+    int rc = r->memory ? r->memory->set(r->memory->user, len + tree) : 0;
+    if (rc < 0) {
+        *r->fault = (struct openai_fault){.status = rc == -EAGAIN ? 503 : 413};
+        snprintf(r->fault->text, sizeof(r->fault->text), "%s", fail_text());
+    }
+    return rc;
+}
+
 int json_read_body(struct json_read *r, const char *body, size_t len, json_t **ret)
 {
     json_error_t e = {0};
     int rc = json_read_shape(r, "", body, len);
+    rc = rc < 0 ? rc : count_tree(r, len);
     if (rc < 0)
         return rc;
     AUTO(json_decref_own) json_t *j = json_read_parse(body, len, JSON_REJECT_DUPLICATES, &e);

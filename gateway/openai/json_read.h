@@ -19,11 +19,15 @@ DEFINE_AUTO(json_t, json_decref_own)
 #define JSON_READ_MAX_DEPTH 128 // nested arrays and objects
 /* Values in a body, keys included. Parsing this many takes as long as parsing 8 MiB of text. */
 #define JSON_READ_MAX_VALUES (256 << 10)
+/* Memory of a parsed value at most, without its text; measured with jansson 2.14 on 2026-11-23:
+ * 135 bytes in an array of {"a":{}}. */
+#define JSON_READ_VALUE_BYTES 144
 
 /* One body that is being read. */
 struct json_read {
     struct openai_fault *fault;
-    unsigned n_values; // in the JSON seen so far
+    const struct openai_memory *memory; // for the tree; NULL: not counted
+    unsigned n_values;                  // in the JSON seen so far
 };
 
 /* Sets a fault of status 400. param: the field, "" for the whole body. Returns -EINVAL. */
@@ -31,7 +35,8 @@ int json_read_refuse(struct json_read *r, const char *param, const char *format,
     __attribute__((format(printf, 3, 4)));
 int json_read_no_memory(struct json_read *r);
 
-/* Parses the body, which must be an object; checks its shape first. */
+/* Parses the body, which must be an object. First it checks the shape, and counts the memory of the
+ * tree; if there is too little, the fault has status 503 or 413. */
 int json_read_body(struct json_read *r, const char *body, size_t len, json_t **ret);
 /* Limits the depth and the number of values before a recursive parser sees the text. Many values
  * and keys cost far more time and memory than long ones. name: the field, "" for the body. */

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "gateway/openai/openai_read.h"
+#include "gateway/openai/tool_types.h"
 
 /* The arguments of a call are JSON text, which the template worker parses. */
 static int read_arguments(struct openai_read *r, json_t *call, const char *name)
@@ -209,6 +210,7 @@ int openai_chat_read(struct openai_read *r, json_t *body)
     if ((rc = add_extra_vars(r, vars, json_read_member(body, "chat_template_kwargs"))) < 0)
         return rc;
     r->q->template_vars = json_dumps(vars, JSON_COMPACT);
-    r->q->tools = tools ? json_dumps(tools, JSON_COMPACT) : NULL;
-    return r->q->template_vars && (!tools || r->q->tools) ? 0 : json_read_no_memory(r->json);
+    if (!r->q->template_vars || (tools && tool_types_new(tools, &r->q->tools) < 0))
+        return json_read_no_memory(r->json);
+    return 0;
 }

@@ -43,7 +43,7 @@ static void choice_init(struct openai_choice *c, const struct output_parser_rule
 int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
 {
     bool response = h->kind == OPENAI_RESPONSES;
-    AUTO(mem_free) char *tools = h->tools;
+    AUTO(tool_types_free) struct tool_types *tools = h->tools;
     *r = (struct openai_reply){.writer = response ? &responses_writer : &openai_text_writer,
                                .chat = h->kind == OPENAI_CHAT,
                                .stream = h->stream,
@@ -65,10 +65,8 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
         openai_reply_done(r);
         return fail(-ENOMEM, "reply: no memory for %u choices", h->n);
     }
-    if (tools && tool_parser_uses_types(h->rules.format) && tool_types_new(tools, &r->types) < 0) {
-        openai_reply_done(r);
-        return -ENOMEM; // the only error: the tools were parsed before
-    }
+    if (tool_parser_uses_types(h->rules.format))
+        r->types = TAKE(tools);
     r->rules.types = r->types;
     r->n_each = h->n_each;
     for (; r->n < h->n; r->n++)
@@ -93,6 +91,11 @@ void openai_reply_done(struct openai_reply *r)
     tool_types_free(r->types);
     free(r->echoed);
     *r = (struct openai_reply){0};
+}
+
+size_t openai_reply_kept_bytes(const struct openai_reply *r)
+{
+    return tool_types_bytes(r->types) + (r->echoed ? strlen(r->echoed) + 1 : 0);
 }
 
 /* A made id has nine characters: Mistral's templates refuse any other length. */

@@ -77,6 +77,8 @@ struct openai_reply {
     int64_t seed;                          // the last one
     struct openai_speculation speculation; // sum over the choices
     struct openai_timings timings;
+    uint32_t n_resumed; // times that another verifier continued
+    bool may_differ;    // ... although it need not have the same bits
     char rule[32], proposer[64];
 };
 
@@ -86,7 +88,7 @@ struct openai_reply_head {
     bool hides_reasoning;             // reasoning is recognised and left out
     bool one_call;                    // only the first of several calls
     struct output_parser_rules rules; // chats
-    char *tools;                      // of the request, owned from now on; NULL: none
+    struct tool_types *tools;         // of the request, owned from now on; NULL: none
     char *echoed;                     // of a response, owned from now on
     const char *id;                   // of the request
     uint64_t id_seed;                 // differs between requests
@@ -98,6 +100,8 @@ struct openai_reply_head {
 /* -ENOMEM. */
 int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *head);
 void openai_reply_done(struct openai_reply *r);
+/* The memory that stays of the request while it is answered. */
+size_t openai_reply_kept_bytes(const struct openai_reply *r);
 
 /* The number of tokens of the choice's prompt, and how many of them were cached. */
 void openai_reply_prompt(struct openai_reply *r, unsigned choice, uint32_t n, uint32_t n_cached);

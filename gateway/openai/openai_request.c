@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "gateway/openai/openai_read.h"
+#include "gateway/openai/tool_types.h"
 
 /* ---- completions ---- */
 
@@ -104,6 +105,7 @@ static int read_completion(struct openai_read *r, const json_t *body)
 
 /* Reads the body with `read`. After an error the request is freed. */
 static int parse_body(enum openai_kind kind, const char *body, size_t len,
+                      const struct openai_memory *memory,
                       int (*read)(struct openai_read *r, json_t *body), struct openai_request *ret,
                       struct openai_fault *ret_fault)
 {
@@ -114,7 +116,7 @@ static int parse_body(enum openai_kind kind, const char *body, size_t len,
                                    .parallel_calls = true,
                                    .skip_special = true};
     *ret_fault = (struct openai_fault){0};
-    struct json_read json = {.fault = ret_fault};
+    struct json_read json = {.fault = ret_fault, .memory = memory};
     struct openai_read r = {&json, ret};
     AUTO(json_decref_own) json_t *j = NULL;
     int rc = json_read_body(&json, body, len, &j);
@@ -135,9 +137,10 @@ static int read_request(struct openai_read *r, json_t *body)
 }
 
 int openai_request_parse(enum openai_kind kind, const char *body, size_t len,
-                         struct openai_request *ret, struct openai_fault *ret_fault)
+                         const struct openai_memory *memory, struct openai_request *ret,
+                         struct openai_fault *ret_fault)
 {
-    return parse_body(kind, body, len, read_request, ret, ret_fault);
+    return parse_body(kind, body, len, memory, read_request, ret, ret_fault);
 }
 
 static int read_tokenize(struct openai_read *r, json_t *body)
@@ -152,10 +155,10 @@ static int read_tokenize(struct openai_read *r, json_t *body)
     return rc < 0 ? rc : read_text(r, prompt, "prompt", r->q->prompts);
 }
 
-int openai_tokenize_parse(const char *body, size_t len, struct openai_request *ret,
-                          struct openai_fault *ret_fault)
+int openai_tokenize_parse(const char *body, size_t len, const struct openai_memory *memory,
+                          struct openai_request *ret, struct openai_fault *ret_fault)
 {
-    return parse_body(OPENAI_COMPLETION, body, len, read_tokenize, ret, ret_fault);
+    return parse_body(OPENAI_COMPLETION, body, len, memory, read_tokenize, ret, ret_fault);
 }
 
 static int read_detokenize(struct openai_read *r, json_t *body)
@@ -165,10 +168,10 @@ static int read_detokenize(struct openai_read *r, json_t *body)
     return rc < 0 ? rc : read_ids(r, json_read_member(body, "tokens"), "tokens", r->q->prompts);
 }
 
-int openai_detokenize_parse(const char *body, size_t len, struct openai_request *ret,
-                            struct openai_fault *ret_fault)
+int openai_detokenize_parse(const char *body, size_t len, const struct openai_memory *memory,
+                            struct openai_request *ret, struct openai_fault *ret_fault)
 {
-    return parse_body(OPENAI_COMPLETION, body, len, read_detokenize, ret, ret_fault);
+    return parse_body(OPENAI_COMPLETION, body, len, memory, read_detokenize, ret, ret_fault);
 }
 
 int openai_request_rendered(struct openai_request *q, const char *text, size_t len)
@@ -183,11 +186,26 @@ int openai_request_rendered(struct openai_request *q, const char *text, size_t l
     return 0;
 }
 
+static size_t text_bytes(const char *text)
+{
+    return text ? strlen(text) + 1 : 0;
+}
+
+size_t openai_request_bytes(const struct openai_request *q)
+{
+    size_t n = text_bytes(q->template_vars) + tool_types_bytes(q->tools) + text_bytes(q->echoed) +
+               text_bytes(q->prediction) + text_bytes(q->user) + text_bytes(q->model) +
+               q->n_bias * sizeof(*q->bias);
+    for (unsigned i = 0; i < q->n_prompts; i++)
+        n += sizeof(*q->prompts) + q->prompts[i].len + q->prompts[i].n_ids * sizeof(uint32_t);
+    return n;
+}
+
 void openai_request_done(struct openai_request *q)
 {
     free(q->model);
     free(q->template_vars);
-    free(q->tools);
+    tool_types_free(q->tools);
     free(q->echoed);
     for (unsigned i = 0; i < q->n_prompts; i++) {
         free(q->prompts[i].text);
@@ -197,6 +215,7 @@ void openai_request_done(struct openai_request *q)
     free(q->prediction);
     free(q->user);
     free(q->cache_salt);
+    free(q->flow);
     free(q->proposer);
     free(q->rule);
     for (unsigned i = 0; i < q->n_stops; i++)

@@ -29,6 +29,8 @@ enum openai_kind {
     OPENAI_RESPONSES = 4,  // POST /v1/responses
 };
 
+struct tool_types;
+
 struct openai_bias {
     uint32_t token;
     float bias;
@@ -46,17 +48,18 @@ struct openai_request {
     enum openai_kind kind;
     char *model;         // NULL: any
     char *template_vars; // chat: a JSON object, the variables of the template (messages, tools ...)
-    char *tools;         // chat: the tools that may be called, a JSON array; NULL: none
-    char *echoed;        // responses: members of the answer that repeat the request
+    struct tool_types *tools;        // chat: the tools that may be called; NULL: none
+    char *echoed;                    // responses: members of the answer that repeat the request
     struct openai_prompt *prompts;   // (n_prompts) of a completion; of a chat once it is rendered
     unsigned n_prompts, max_running; // max_running: prompts that may run at a time
     char *prediction;                // NULL: none
     char *user;                      // NULL: none
     char *cache_salt;                // NULL: none
-    char *proposer;                  // speculative.proposer, NULL: the server's choice
-    char *rule;                      // speculative.rule, NULL: the server's choice
-    bool dense_q;                    // speculative.dense_q
-    bool fixed;                      // speculative.fixed
+    char *flow;     // of the API key: whose requests take turns with it; NULL: none
+    char *proposer; // speculative.proposer, NULL: the server's choice
+    char *rule;     // speculative.rule, NULL: the server's choice
+    bool dense_q;   // speculative.dense_q
+    bool fixed;     // speculative.fixed
     struct openai_real rule_parameter, p_min;
     char *stops[OPENAI_MAX_STOPS];
     unsigned n_stops;
@@ -75,9 +78,13 @@ struct openai_request {
     struct openai_int top_k, n, seed, max_tokens, min_tokens, top_logprobs, n_max, n_min;
 };
 
-/* -EINVAL, -ENOMEM with *ret_fault filled. body need not end with NUL. */
+/* body need not end with NUL. memory: counts what parsing takes; NULL: it is not counted.
+ * -EINVAL, -ENOMEM, and the errors of `memory`, with *ret_fault filled. */
 int openai_request_parse(enum openai_kind kind, const char *body, size_t len,
-                         struct openai_request *ret, struct openai_fault *ret_fault);
+                         const struct openai_memory *memory, struct openai_request *ret,
+                         struct openai_fault *ret_fault);
+/* The memory that the request takes. */
+size_t openai_request_bytes(const struct openai_request *q);
 void openai_request_done(struct openai_request *q);
 /* Sets the rendered prompt of a chat, which is copied. -ENOMEM. */
 int openai_request_rendered(struct openai_request *q, const char *text, size_t len);
@@ -93,7 +100,7 @@ static inline unsigned openai_request_choices(const struct openai_request *q)
 
 /* Read POST /tokenize {"model", "prompt", "add_special_tokens"} and POST /detokenize {"model",
  * "tokens"}. They fill model, one prompt and add_special. Errors as above. */
-int openai_tokenize_parse(const char *body, size_t len, struct openai_request *ret,
-                          struct openai_fault *ret_fault);
-int openai_detokenize_parse(const char *body, size_t len, struct openai_request *ret,
-                            struct openai_fault *ret_fault);
+int openai_tokenize_parse(const char *body, size_t len, const struct openai_memory *memory,
+                          struct openai_request *ret, struct openai_fault *ret_fault);
+int openai_detokenize_parse(const char *body, size_t len, const struct openai_memory *memory,
+                            struct openai_request *ret, struct openai_fault *ret_fault);

@@ -4,6 +4,7 @@
  * Plain data: no jansson, and nothing of a request that holds the fields. */
 #pragma once
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include "base/err.h"
 
@@ -14,6 +15,14 @@ struct openai_fault {
     int status;     // HTTP
     char param[96]; // name of the field, "": the whole body
     char text[FAIL_TEXT_MAX];
+};
+
+/* Where the memory of a request is counted. */
+struct openai_memory {
+    /* Counts so many bytes for the request, in place of those before. -EAGAIN: other requests use
+     * the memory; -EMSGSIZE: the request alone needs too much. Each with a sentence. */
+    int (*set)(void *user, size_t bytes);
+    void *user;
 };
 
 /* Optional numbers. */

@@ -7,9 +7,10 @@
 
 #define TRIES_MAX 16  // end markers tried per call: one may be part of a value
 #define MARKERS_MAX 8 // that may come next
-/* Limit of the bytes that are rescanned after failed tool calls. Beyond the limit, the text of
- * calls is emitted as content. */
-#define WASTED_BYTES_MAX (4u << 20)
+/* Limit of the bytes that an answer's failed candidates may cost. Beyond the limit, the text of a
+ * failed candidate is emitted as content and not rescanned. One token can cause that many bytes of
+ * rescanning, a few milliseconds. */
+#define WASTED_BYTES_MAX (2u * TOOL_PARSER_MAX_BYTES)
 #define OUT_MAX (64u << 20)
 
 const struct output_parser_thinking *output_parser_thinking_of(const char *source, size_t len)
@@ -185,7 +186,7 @@ static size_t n_space(const struct buf *b)
 /* Emits the first n held bytes. */
 static void emit_held(struct output_parser *p, size_t n, struct output_parser_out *to)
 {
-    size_t space = n_space(&p->held), from = p->drop_space ? (space < n ? space : n) : 0;
+    size_t space = p->n_held_space, from = p->drop_space ? (space < n ? space : n) : 0;
     bool reasons = p->state == OUTPUT_PARSER_REASONING;
     buf_add(reasons ? &to->reasoning : &to->content, p->held.data + from, n - from);
     if (n > space) {
@@ -193,6 +194,7 @@ static void emit_held(struct output_parser *p, size_t n, struct output_parser_ou
         p->only_calls = p->only_calls && reasons;
     }
     buf_shift(&p->held, n);
+    p->n_held_space = n_space(&p->held);
 }
 
 /* The marker that begins the call is the end of p->call, from `at` on. */
@@ -210,11 +212,11 @@ static void begin_call(struct output_parser *p, size_t at)
 /* The held bytes are the first marker of a possible call, and white space before it. */
 static void begin_candidate(struct output_parser *p, enum marker_kind kind)
 {
-    size_t space = n_space(&p->held), skipped = p->drop_space ? space : 0;
+    size_t space = p->n_held_space, skipped = p->drop_space ? space : 0;
     buf_clear(&p->call);
     buf_add(&p->call, p->held.data + skipped, p->held.len - skipped);
     p->candidate.outer_state = p->state;
-    p->candidate.n_first = p->call.len;
+    p->candidate.n_first = p->candidate.next = p->call.len;
     p->candidate.stage = OUTPUT_PARSER_BEFORE;
     p->state = OUTPUT_PARSER_CALL;
     if (kind == BEGIN_CALL)
@@ -231,6 +233,7 @@ static void apply_marker(struct output_parser *p, enum marker_kind kind)
         p->drop_space = true;
     }
     buf_clear(&p->held);
+    p->n_held_space = 0;
 }
 
 /* Emits held bytes that are no marker, and applies a complete marker. */
@@ -239,7 +242,7 @@ static void scan_held(struct output_parser *p, struct output_parser_out *to)
     struct marker v[MARKERS_MAX];
     while (p->held.len) {
         unsigned n = markers_now(p, v);
-        size_t space = n_space(&p->held);
+        size_t space = p->n_held_space;
         bool maybe;
         enum marker_kind kind =
             match_marker(v, n, p->held.data + space, p->held.len - space, &maybe);
@@ -325,18 +328,18 @@ static bool json_ends(struct output_parser *p, char c, bool first)
     return p->json.depth <= 0;
 }
 
-/* Whether one of the words follows at `at`, after white space; *ret_at: where. If none can
- * follow, the candidate is released. */
-static bool marker_follows(struct output_parser *p, size_t at, const char *const *words,
-                           size_t *ret_at, struct output_parser_out *to)
+/* Whether one of the words follows at candidate.next, after white space. If none can follow, the
+ * candidate is released. */
+static bool marker_follows(struct output_parser *p, const char *const *words,
+                           struct output_parser_out *to)
 {
     struct marker v[MARKERS_MAX];
     unsigned n = add_markers(v, words, BEGIN_CALL);
+    size_t *at = &p->candidate.next;
     bool maybe;
-    while (at < p->call.len && is_space(p->call.data[at]))
-        at++;
-    *ret_at = at;
-    if (match_marker(v, n, p->call.data + at, p->call.len - at, &maybe) != NOTHING)
+    while (*at < p->call.len && is_space(p->call.data[*at]))
+        ++*at;
+    if (match_marker(v, n, p->call.data + *at, p->call.len - *at, &maybe) != NOTHING)
         return true;
     if (!maybe)
         release_call(p, to);
@@ -346,16 +349,13 @@ static bool marker_follows(struct output_parser *p, size_t at, const char *const
 /* After the first marker must come the one that begins a call. */
 static void expect_begin(struct output_parser *p, struct output_parser_out *to)
 {
-    size_t at;
-    if (marker_follows(p, p->candidate.n_first, tool_parser_markers(p->rules.format)->begin, &at,
-                       to))
-        begin_call(p, at);
+    if (marker_follows(p, tool_parser_markers(p->rules.format)->begin, to))
+        begin_call(p, p->candidate.next);
 }
 
 static void expect_body(struct output_parser *p, struct output_parser_out *to)
 {
-    size_t at;
-    if (marker_follows(p, p->candidate.n_head, tool_parser_markers(p->rules.format)->then, &at, to))
+    if (marker_follows(p, tool_parser_markers(p->rules.format)->then, to))
         p->candidate.stage = OUTPUT_PARSER_BODY;
 }
 
@@ -374,7 +374,7 @@ static bool scan_name(struct output_parser *p, char c)
         p->candidate.stage = m->then[0] ? OUTPUT_PARSER_THEN : OUTPUT_PARSER_BODY;
     else
         return false;
-    p->candidate.n_head = p->call.len;
+    p->candidate.next = p->call.len;
     return true;
 }
 
@@ -402,6 +402,7 @@ static void feed_byte(struct output_parser *p, char c, struct output_parser_out 
     if (p->state == OUTPUT_PARSER_CALL) {
         feed_call(p, c, to);
     } else {
+        p->n_held_space += p->n_held_space == p->held.len && is_space(c);
         buf_add(&p->held, &c, 1);
         scan_held(p, to);
     }

@@ -51,6 +51,7 @@ struct output_parser {
     size_t wasted_bytes; // read or fed for candidates that were not calls
     struct buf ids;      // of earlier calls, a space before and after each
     struct buf held;     // white space and the possible beginning of a marker
+    size_t n_held_space; // white space at the start of `held`
     struct buf call;     // white space and the text of the candidate so far
     struct buf rescan;   // rest of a failed candidate, to be fed again ...
     size_t rescan_at;    // ... from here on
@@ -66,7 +67,7 @@ struct output_parser {
             OUTPUT_PARSER_THEN,
             OUTPUT_PARSER_BODY
         } stage;
-        size_t n_head; // bytes up to the character after its name
+        size_t next; // where the next marker is expected; white space moves it
     } candidate;
     struct {
         int depth;

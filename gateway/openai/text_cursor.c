@@ -1,6 +1,7 @@
 /* text_cursor.c - a view of text that is read from front to back. */
 #include <errno.h>
 #include <string.h>
+#include "gateway/openai/json_scan.h"
 #include "gateway/openai/text_cursor.h"
 
 static bool is_space(char c)
@@ -47,17 +48,16 @@ bool text_cursor_until(struct text_cursor *t, const char *word, struct text_curs
     return true;
 }
 
-int text_cursor_json(struct text_cursor *t, json_t **ret)
+int text_cursor_json(struct text_cursor *t, struct text_cursor *ret)
 {
-    json_error_t e = {0};
     text_cursor_skip_space(t);
-    json_t *v = json_loadb(t->data, t->len,
-                           JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &e);
-    if (!v)
-        return json_error_code(&e) == json_error_premature_end_of_input ? -EAGAIN : -EINVAL;
-    text_cursor_take(t, (size_t)e.position);
-    *ret = v;
-    return 0;
+    if (t->len && *t->data != '{' && *t->data != '[')
+        return -EINVAL;
+    ret->data = t->data;
+    int rc = json_scan(t->data, t->len, &ret->len);
+    if (rc == 0)
+        text_cursor_take(t, ret->len);
+    return rc;
 }
 
 static void skip_string(struct text_cursor *t)

@@ -2,7 +2,6 @@
  *
  * Threads: any, nothing is shared. */
 #pragma once
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -18,9 +17,9 @@ bool text_cursor_skip_word(struct text_cursor *t, const char *word);
 /* Takes the text before the word, and skips the word. false: the word does not occur. */
 bool text_cursor_until(struct text_cursor *t, const char *word, struct text_cursor *ret);
 
-/* Takes a JSON value: new reference. Integers become reals; the text has the numbers as written.
- * -EAGAIN: the value is incomplete; -EINVAL: it is not JSON. */
-int text_cursor_json(struct text_cursor *t, json_t **ret);
+/* Skips white space and takes a JSON object or array.
+ * -EAGAIN: it is incomplete; -EINVAL: the text is something else. */
+int text_cursor_json(struct text_cursor *t, struct text_cursor *ret);
 /* The text must be valid JSON. Takes the text of a value, and skips white space after it. */
 struct text_cursor text_cursor_take_value(struct text_cursor *t);
 /* The text of the value of an object's member, the last one of that name; empty: none. */

@@ -143,83 +143,108 @@ static int add_call(struct tool_parser_calls *to, struct text_cursor name, char 
     return v[to->n - 1].name && (!id.len || v[to->n - 1].id) ? 0 : -ENOMEM;
 }
 
+/* The string that a JSON string stands for; NULL: it is none. */
+static json_t *decode(struct text_cursor quoted)
+{
+    if (!quoted.len || *quoted.data != '"')
+        return NULL;
+    return json_loadb(quoted.data, quoted.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+}
+
 static struct text_cursor text_of(const json_t *string)
 {
     return (struct text_cursor){json_string_value(string), json_string_length(string)};
 }
 
-/* Adds the call {"name", "arguments" or "parameters", "id"}, whose text is `raw`. Some models write
- * the arguments as a string that contains JSON. */
-static int add_object(struct tool_parser_calls *to, const json_t *call, struct text_cursor raw)
+static bool is_object(struct text_cursor value)
 {
-    const json_t *name = json_object_get(call, "name"), *args = json_object_get(call, "arguments");
-    struct text_cursor text = text_cursor_member(raw, args ? "arguments" : "parameters");
-    args = args ? args : json_object_get(call, "parameters");
-    AUTO(json_decref_own) json_t *opened = NULL;
-    if (json_is_string(args)) {
-        struct text_cursor rest = text = text_cursor_trimmed(text_of(args));
-        if (text_cursor_json(&rest, &opened) < 0 || rest.len)
-            return -EINVAL;
-        args = opened;
-    }
-    if (!json_is_string(name) || !json_is_object(args) || !text.len)
+    return value.len && *value.data == '{';
+}
+
+/* Adds the call {"name", "arguments" or "parameters", "id"}, whose text is valid JSON. Some models
+ * write the arguments as a string that contains JSON. */
+static int add_object(struct tool_parser_calls *to, struct text_cursor call)
+{
+    if (!is_object(call))
         return -EINVAL;
-    return add_call(to, text_of(name), strndup(text.data, text.len),
-                    text_of(json_object_get(call, "id")));
+    AUTO(json_decref_own) json_t *name = decode(text_cursor_member(call, "name"));
+    AUTO(json_decref_own) json_t *id = decode(text_cursor_member(call, "id"));
+    struct text_cursor args = text_cursor_member(call, "arguments");
+    if (!args.len)
+        args = text_cursor_member(call, "parameters");
+    AUTO(json_decref_own) json_t *written = decode(args);
+    if (written) {
+        struct text_cursor rest = text_cursor_trimmed(text_of(written));
+        if (text_cursor_json(&rest, &args) < 0 || rest.len)
+            return -EINVAL;
+    }
+    if (!name || !is_object(args))
+        return -EINVAL;
+    return add_call(to, text_of(name), strndup(args.data, args.len), text_of(id));
 }
 
 /* Takes a JSON object and adds a call with these arguments, unchanged as the model wrote them. */
 static int add_verbatim(struct tool_parser_calls *to, struct text_cursor name,
                         struct text_cursor *t, struct text_cursor id)
 {
-    AUTO(json_decref_own) json_t *v = NULL;
-    text_cursor_skip_space(t);
-    struct text_cursor args = *t;
-    int rc = text_cursor_json(t, &v);
+    struct text_cursor args;
+    int rc = text_cursor_json(t, &args);
     if (rc < 0)
         return rc;
-    if (!json_is_object(v))
+    if (!is_object(args))
         return -EINVAL;
-    args.len -= t->len;
     text_cursor_skip_space(t);
     return add_call(to, text_cursor_trimmed(name), strndup(args.data, args.len), id);
 }
 
 static int read_hermes(struct text_cursor t, struct tool_parser_calls *to)
 {
-    AUTO(json_decref_own) json_t *call = NULL;
+    struct text_cursor call;
     text_cursor_skip_word(&t, "<tool_call>");
-    struct text_cursor raw = t;
     int rc = text_cursor_json(&t, &call);
     if (rc < 0)
         return rc;
     text_cursor_skip_space(&t);
     text_cursor_skip_word(&t, "</tool_call>");
-    return t.len ? -EINVAL : add_object(to, call, raw);
+    return t.len ? -EINVAL : add_object(to, call);
 }
 
 /* A JSON answer need not be a call: without the tag it must name a tool of the request. */
 static int read_llama(struct text_cursor t, const struct tool_types *types,
                       struct tool_parser_calls *to)
 {
-    AUTO(json_decref_own) json_t *call = NULL;
     bool tagged = text_cursor_skip_word(&t, "<|python_tag|>");
-    struct text_cursor raw = t;
+    struct text_cursor call;
     int rc = text_cursor_json(&t, &call);
     if (rc < 0)
         return rc;
-    struct text_cursor name = text_of(json_object_get(call, "name"));
-    if (text_cursor_trimmed(t).len || !(tagged || tool_types_offer(types, name.data, name.len)))
+    if (text_cursor_trimmed(t).len || !is_object(call))
         return -EINVAL;
-    return add_object(to, call, raw);
+    AUTO(json_decref_own) json_t *name = decode(text_cursor_member(call, "name"));
+    if (!tagged && !tool_types_offer(types, json_string_value(name), json_string_length(name)))
+        return -EINVAL;
+    return add_object(to, call);
+}
+
+/* [{"name": ...}, ...] */
+static int read_list(struct text_cursor t, struct tool_parser_calls *to)
+{
+    struct text_cursor calls;
+    int rc = text_cursor_json(&t, &calls);
+    if (rc < 0)
+        return rc;
+    if (text_cursor_trimmed(t).len)
+        return -EINVAL;
+    do {
+        text_cursor_take(&calls, 1); // the bracket or a comma
+        rc = add_object(to, text_cursor_take_value(&calls));
+    } while (rc == 0 && *calls.data == ',');
+    return rc;
 }
 
 static int read_mistral(struct text_cursor t, struct tool_parser_calls *to)
 {
-    AUTO(json_decref_own) json_t *calls = NULL;
-    const json_t *call;
     struct text_cursor name, id = {0};
-    size_t i;
     text_cursor_skip_word(&t, "[TOOL_CALLS]");
     text_cursor_skip_space(&t);
     if (!t.len || *t.data != '[') {
@@ -237,19 +262,7 @@ static int read_mistral(struct text_cursor t, struct tool_parser_calls *to)
         int rc = add_verbatim(to, name, &t, text_cursor_trimmed(id));
         return rc == 0 && t.len ? -EINVAL : rc;
     }
-    struct text_cursor raw = t;
-    int rc = text_cursor_json(&t, &calls);
-    text_cursor_take(&raw, 1);
-    if (rc == 0 && (!json_array_size(calls) || text_cursor_trimmed(t).len))
-        rc = -EINVAL;
-    json_array_foreach(calls, i, call)
-    {
-        if (rc < 0)
-            break;
-        rc = add_object(to, call, text_cursor_take_value(&raw));
-        text_cursor_take(&raw, raw.len > 0); // the comma
-    }
-    return rc;
+    return read_list(t, to);
 }
 
 /* R1 and V3 write `function` before the name, and the arguments as a code block. */
@@ -315,11 +328,12 @@ static int set_argument(json_t *args, const char *key, char *value)
                                                                     : 0; // or invalid UTF-8
 }
 
+/* args NULL: checks the syntax only. */
 static int read_parameter(struct text_cursor *t, const struct syntax *s, struct text_cursor name,
                           const struct tool_types *types, json_t *args)
 {
     struct text_cursor key, value;
-    char k[256];
+    char k[TOOL_TYPES_MAX_KEY + 1];
     bool is_text = false;
     if (!text_cursor_until(t, s->between, &key))
         return -EAGAIN;
@@ -335,6 +349,8 @@ static int read_parameter(struct text_cursor *t, const struct syntax *s, struct 
     key = text_cursor_trimmed(key);
     if (!key.len || key.len >= sizeof(k) || memchr(key.data, 0, key.len))
         return -EINVAL;
+    if (!args)
+        return 0;
     memcpy(k, key.data, key.len);
     k[key.len] = 0;
     return set_argument(args, k,
@@ -361,11 +377,10 @@ static char *join_arguments(const json_t *args)
     return b.error ? NULL : buf_take(&b);
 }
 
-static int read_parameters(struct text_cursor t, const struct syntax *s, struct text_cursor name,
-                           const struct tool_types *types, struct tool_parser_calls *to)
+/* Reads the parameters up to the end of the call; args as above. */
+static int read_all(struct text_cursor t, const struct syntax *s, struct text_cursor name,
+                    const struct tool_types *types, json_t *args)
 {
-    AUTO(json_decref_own) json_t *args = json_object();
-    name = text_cursor_trimmed(name);
     text_cursor_skip_space(&t);
     while (text_cursor_skip_word(&t, s->before)) {
         int rc = read_parameter(&t, s, name, types, args);
@@ -375,7 +390,20 @@ static int read_parameters(struct text_cursor t, const struct syntax *s, struct 
     }
     if (!text_cursor_skip_word(&t, s->end) || t.len)
         return t.len < strlen(s->end) ? -EAGAIN : -EINVAL;
-    return add_call(to, name, join_arguments(args), (struct text_cursor){0});
+    return 0;
+}
+
+/* The values are converted once, when the call is complete. */
+static int read_parameters(struct text_cursor t, const struct syntax *s, struct text_cursor name,
+                           const struct tool_types *types, struct tool_parser_calls *to)
+{
+    name = text_cursor_trimmed(name);
+    int rc = read_all(t, s, name, types, NULL);
+    if (rc < 0)
+        return rc;
+    AUTO(json_decref_own) json_t *args = json_object();
+    rc = args ? read_all(t, s, name, types, args) : -ENOMEM;
+    return rc < 0 ? rc : add_call(to, name, join_arguments(args), (struct text_cursor){0});
 }
 
 static int read_coder(struct text_cursor t, const struct tool_types *types,

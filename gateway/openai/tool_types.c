@@ -1,63 +1,106 @@
 /* tool_types.c - the types of the parameters of a request's tools. */
 #include <errno.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/random.h>
+#include <xxhash.h>
+#include "base/buf.h"
 #include "gateway/openai/json_read.h"
+#include "gateway/openai/json_scan.h"
 #include "gateway/openai/tool_types.h"
 
-#define DEPTH_MAX 16    // of nested schemas
-#define SCHEMAS_MAX 256 // visited for one value
+enum { NONE = 1, FLAG = 2, NUMBER = 4, TEXT = 8, ARRAY = 16, OBJECT = 32, ANY = 63 };
 
-struct tool_types {
-    json_t *tools;
+#define A_TOOL UINT32_MAX
+
+/* A tool, or a parameter of a tool. */
+struct entry {
+    uint32_t at, len; // its name, in `names`
+    uint32_t tool;    // of a parameter: the index of its tool's entry; else A_TOOL
+    uint32_t types;   // of a parameter
 };
 
-int tool_types_new(const char *tools, struct tool_types **ret)
+struct tool_types {
+    struct buf names;
+    struct buf entries; // of struct entry
+    uint32_t *slots;    // (n_slots) hash table of 1 + index of an entry; 0: empty
+    uint32_t n_slots;   // a power of two, at least twice the entries
+    uint64_t seed;      // random: no request can choose names of equal hashes
+};
+
+/* ---- the table ---- */
+
+static const struct entry *entry_of(const struct tool_types *t, uint32_t i)
 {
-    AUTO(tool_types_free) struct tool_types *t = calloc(1, sizeof(*t));
-    if (!t)
-        return fail(-ENOMEM, "tools: no memory");
-    t->tools = json_loads(tools, JSON_DECODE_INT_AS_REAL, NULL);
-    if (!json_is_array(t->tools))
-        return fail(-EINVAL, "tools: not an array");
-    *ret = TAKE(t);
-    return 0;
+    return (const struct entry *)(const void *)t->entries.data + i;
 }
 
-void tool_types_free(struct tool_types *t)
+static uint32_t n_entries(const struct tool_types *t)
 {
-    if (!t)
-        return;
-    json_decref(t->tools);
-    free(t);
+    return (uint32_t)(t->entries.len / sizeof(struct entry));
 }
 
-/* The function of that name, or NULL. */
-static const json_t *tool_named(const struct tool_types *t, const char *name, size_t len)
+/* The slot of that name: it holds its entry, or is empty. */
+static uint32_t *slot_of(const struct tool_types *t, uint32_t tool, const char *name, size_t len)
 {
-    size_t i;
-    const json_t *tool;
-    if (!t || !len)
-        return NULL;
-    json_array_foreach(t->tools, i, tool)
-    {
-        const json_t *function = json_object_get(tool, "function");
-        const json_t *own = json_object_get(function, "name");
-        if (json_string_length(own) == len && memcmp(json_string_value(own), name, len) == 0)
-            return function;
+    uint64_t i = XXH3_64bits_withSeed(name, len, t->seed + tool);
+    for (;; i++) {
+        uint32_t *slot = &t->slots[i & (t->n_slots - 1)];
+        const struct entry *e = *slot ? entry_of(t, *slot - 1) : NULL;
+        if (!e ||
+            (e->tool == tool && e->len == len && memcmp(t->names.data + e->at, name, len) == 0))
+            return slot;
     }
-    return NULL;
+}
+
+static void add_entry(struct tool_types *t, const char *name, size_t len, uint32_t tool,
+                      unsigned types)
+{
+    struct entry e = {(uint32_t)t->names.len, (uint32_t)len, tool, types};
+    buf_add(&t->names, name, len);
+    buf_add(&t->entries, &e, sizeof(e));
+}
+
+/* Of tools with the same name the first one counts. */
+static int make_slots(struct tool_types *t)
+{
+    if (t->names.error || t->entries.error)
+        return -ENOMEM;
+    for (t->n_slots = 2; t->n_slots < 2 * n_entries(t);)
+        t->n_slots *= 2;
+    t->slots = calloc(t->n_slots, sizeof(*t->slots));
+    for (uint32_t i = 0; t->slots && i < n_entries(t); i++) {
+        const struct entry *e = entry_of(t, i);
+        uint32_t *slot = slot_of(t, e->tool, t->names.data + e->at, e->len);
+        if (!*slot)
+            *slot = i + 1;
+    }
+    return t->slots ? 0 : -ENOMEM;
+}
+
+/* The entry of the tool, or NULL. */
+static const struct entry *tool_named(const struct tool_types *t, const char *name, size_t len)
+{
+    uint32_t i = t ? *slot_of(t, A_TOOL, name, len) : 0;
+    return i ? entry_of(t, i - 1) : NULL;
+}
+
+static unsigned types_allowed(const struct tool_types *t, const char *name, size_t len,
+                              const char *key)
+{
+    const struct entry *tool = tool_named(t, name, len);
+    uint32_t i = tool ? *slot_of(t, (uint32_t)(tool - entry_of(t, 0)), key, strlen(key)) : 0;
+    return i ? entry_of(t, i - 1)->types : ANY;
 }
 
 bool tool_types_offer(const struct tool_types *t, const char *name, size_t len)
 {
-    return tool_named(t, name, len) != NULL;
+    return len && tool_named(t, name, len);
 }
 
 /* ---- schemas ---- */
-
-enum { NONE = 1, FLAG = 2, NUMBER = 4, TEXT = 8, ARRAY = 16, OBJECT = 32, ANY = 63 };
 
 static unsigned type_named(const json_t *name)
 {
@@ -80,7 +123,15 @@ static unsigned type_of_value(const json_t *v)
     return types[json_typeof(v)];
 }
 
-/* The schema that a reference names, "#/$defs/City", or NULL. */
+/* The schemas of one tool. */
+struct schemas {
+    const json_t *root; // that references start from
+    json_t *known;      // the types of references that were resolved, by their text
+    bool no_memory;
+};
+
+/* The schema that a reference names, "#/$defs/City", or NULL. No two references name the same
+ * schema. */
 static const json_t *target_of(const json_t *root, const char *ref)
 {
     if (*ref++ != '#')
@@ -90,15 +141,28 @@ static const json_t *target_of(const json_t *root, const char *ref)
         root = json_object_getn(root, ref, n);
         ref += n;
     }
-    return root;
+    return *ref ? NULL : root;
 }
 
-struct schemas {
-    const json_t *root; // that references start from
-    int left;           // schemas that may still be visited
-};
-
 static unsigned types_of(struct schemas *s, const json_t *schema, int depth);
+
+static void set_known(struct schemas *s, const char *ref, unsigned types)
+{
+    if (json_object_set_new(s->known, ref, json_integer(types)) < 0)
+        s->no_memory = true;
+}
+
+/* Each reference is resolved once. A schema that refers to itself may have any type there. */
+static unsigned types_of_ref(struct schemas *s, const char *ref, int depth)
+{
+    const json_t *known = json_object_get(s->known, ref);
+    if (known || s->no_memory)
+        return known ? (unsigned)json_integer_value(known) : ANY;
+    set_known(s, ref, ANY);
+    unsigned types = types_of(s, target_of(s->root, ref), depth);
+    set_known(s, ref, types);
+    return types;
+}
 
 static unsigned types_of_any(struct schemas *s, const json_t *schemas, int depth)
 {
@@ -109,28 +173,91 @@ static unsigned types_of_any(struct schemas *s, const json_t *schemas, int depth
     return types ? types : ANY;
 }
 
-static unsigned types_of(struct schemas *s, const json_t *schema, int depth)
+/* The types that `type`, `enum` and `const` of a schema allow. */
+static unsigned own_types(const json_t *schema)
 {
     const json_t *type = json_object_get(schema, "type"), *values = json_object_get(schema, "enum"),
-                 *one = json_object_get(schema, "const"), *ref = json_object_get(schema, "$ref");
-    unsigned types = ANY, some = 0;
+                 *constant = json_object_get(schema, "const"), *one;
+    unsigned named = 0, listed = 0;
     size_t i;
-    if (!json_is_object(schema) || !depth || s->left-- <= 0)
+    json_array_foreach(type, i, one) named |= type_named(one);
+    json_array_foreach(values, i, one) listed |= type_of_value(one);
+    return (named ? named : type_named(type)) & (listed ? listed : ANY) &
+           (constant ? type_of_value(constant) : ANY);
+}
+
+static unsigned types_of(struct schemas *s, const json_t *schema, int depth)
+{
+    if (!json_is_object(schema) || !depth)
         return ANY;
-    json_array_foreach(type, i, one) some |= type_named(one);
-    types &= some ? some : type_named(type);
-    some = 0;
-    json_array_foreach(values, i, one) some |= type_of_value(one);
-    types &= some ? some : ANY;
-    one = json_object_get(schema, "const");
-    types &= one ? type_of_value(one) : ANY;
+    const json_t *ref = json_object_get(schema, "$ref"), *one;
+    unsigned types = own_types(schema);
+    size_t i;
     types &= types_of_any(s, json_object_get(schema, "anyOf"), depth - 1);
     types &= types_of_any(s, json_object_get(schema, "oneOf"), depth - 1);
     json_array_foreach(json_object_get(schema, "allOf"), i, one) types &=
         types_of(s, one, depth - 1);
     if (json_is_string(ref))
-        types &= types_of(s, target_of(s->root, json_string_value(ref)), depth - 1);
+        types &= types_of_ref(s, json_string_value(ref), depth - 1);
     return types | (json_is_true(json_object_get(schema, "nullable")) ? NONE : 0);
+}
+
+static int add_tool(struct tool_types *t, const json_t *function)
+{
+    const json_t *name = json_object_get(function, "name"),
+                 *root = json_object_get(function, "parameters");
+    AUTO(json_decref_own) json_t *known = json_object();
+    struct schemas s = {.root = root, .known = known, .no_memory = !known};
+    uint32_t tool = n_entries(t);
+    const char *key;
+    size_t len;
+    json_t *schema;
+    add_entry(t, json_string_value(name), json_string_length(name), A_TOOL, 0);
+    json_t *properties = json_object_get(root, "properties");
+    json_object_keylen_foreach(properties, key, len, schema)
+    {
+        unsigned types =
+            len <= TOOL_TYPES_MAX_KEY ? types_of(&s, schema, TOOL_TYPES_MAX_DEPTH) : ANY;
+        if (types != ANY)
+            add_entry(t, key, len, tool, types);
+    }
+    return s.no_memory ? -ENOMEM : 0;
+}
+
+int tool_types_new(const json_t *tools, struct tool_types **ret)
+{
+    AUTO(tool_types_free) struct tool_types *t = calloc(1, sizeof(*t));
+    size_t i;
+    const json_t *tool;
+    int rc = 0;
+    if (!t)
+        return fail(-ENOMEM, "tools: no memory");
+    if (getrandom(&t->seed, sizeof(t->seed), GRND_NONBLOCK) < 0)
+        t->seed = (uintptr_t)t;
+    buf_init(&t->names, UINT32_MAX);
+    buf_init(&t->entries, UINT32_MAX);
+    json_array_foreach(tools, i, tool) rc =
+        rc < 0 ? rc : add_tool(t, json_object_get(tool, "function"));
+    rc = rc < 0 ? rc : make_slots(t);
+    if (rc < 0)
+        return fail(rc, "tools: no memory");
+    *ret = TAKE(t);
+    return 0;
+}
+
+void tool_types_free(struct tool_types *t)
+{
+    if (!t)
+        return;
+    buf_done(&t->names);
+    buf_done(&t->entries);
+    free(t->slots);
+    free(t);
+}
+
+size_t tool_types_bytes(const struct tool_types *t)
+{
+    return t ? sizeof(*t) + t->names.cap + t->entries.cap + t->n_slots * sizeof(*t->slots) : 0;
 }
 
 /* ---- values ---- */
@@ -147,10 +274,8 @@ static bool is_word(const char *s, size_t len, const char *word)
 
 static bool is_json(const char *s, size_t len)
 {
-    AUTO(json_decref_own)
-    json_t *v =
-        json_loadb(s, len, JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, NULL);
-    return v;
+    size_t n;
+    return json_scan(s, len, &n) == 0 && n == len;
 }
 
 /* null, true or false, in any case; also Python's None: some templates show earlier values so. */
@@ -171,11 +296,7 @@ char *tool_types_text(const char *s, size_t len)
 char *tool_types_value(const struct tool_types *t, const char *name, size_t name_len,
                        const char *key, const char *value, size_t len)
 {
-    const json_t *root = json_object_get(tool_named(t, name, name_len), "parameters");
-    const json_t *schema = json_object_get(json_object_get(root, "properties"), key);
-    struct schemas schemas = {.root = root, .left = SCHEMAS_MAX};
-    unsigned types = types_of(&schemas, schema, DEPTH_MAX);
-
+    unsigned types = types_allowed(t, name, name_len, key);
     const char *bare = value;
     size_t n = len;
     for (; n && is_space(*bare); n--)

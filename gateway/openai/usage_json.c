@@ -36,6 +36,9 @@ static void write_speculation(const struct openai_reply *r, struct buf *to)
     buf_puts(to, "\"metrics\":{");
     if (r->n_seeds == 1)
         buf_printf(to, "\"seed\":%" PRId64 ",", r->seed);
+    if (r->n_resumed)
+        buf_printf(to, "\"resumed\":{\"count\":%u,\"same_bits\":%s},", r->n_resumed,
+                   r->may_differ ? "false" : "true");
     buf_puts(to, "\"speculative_decoding\":{\"rule\":");
     json_write_cstr(to, r->rule);
     buf_puts(to, ",\"proposer\":");

@@ -12,8 +12,8 @@ static const char *const endpoints[] = {[OPENAI_CHAT] = "chat_completions",
                                         [OPENAI_RESPONSES] = "responses"};
 
 static struct {
-    struct metric *requests[ARRAY_LEN(endpoints)], *no_key, *key_limit, *failed, *cancelled,
-        *retried, *first_token_s, *per_token_s, *total_s;
+    struct metric *requests[ARRAY_LEN(endpoints)], *no_key, *backoff, *key_limit, *failed,
+        *cancelled, *retried, *resumed, *first_token_s, *per_token_s, *total_s;
 } metrics;
 
 static struct metric *seconds_histogram(const char *name, const char *help)
@@ -40,6 +40,7 @@ void access_log_init(void)
             metrics_counter("tandem_gateway_requests_total", "Requests for tokens.", label);
     }
     metrics.no_key = refused_counter("reason=\"key\"");
+    metrics.backoff = refused_counter("reason=\"backoff\"");
     metrics.key_limit = refused_counter("reason=\"limit\"");
     metrics.failed = metrics_counter("tandem_gateway_requests_failed_total",
                                      "Requests for tokens that ended with an error.", NULL);
@@ -48,6 +49,9 @@ void access_log_init(void)
     metrics.retried = metrics_counter(
         "tandem_gateway_requests_moved_total",
         "Requests retried on another verifier because the first was unreachable or full.", NULL);
+    metrics.resumed = metrics_counter(
+        "tandem_gateway_resumed_total",
+        "Answers that another verifier, or the same after a restart, continued.", NULL);
     metrics.first_token_s =
         seconds_histogram("tandem_gateway_time_to_first_token_seconds",
                           "From the first byte of a request to its first token.");
@@ -60,14 +64,22 @@ void access_log_init(void)
 
 static void count_denied(int status)
 {
-    if (status == 401 || status == 429)
-        metrics_add(status == 429 ? metrics.key_limit : metrics.no_key, 1);
+    if (status == 429)
+        metrics_add(metrics.key_limit, 1);
+}
+
+void access_log_bad_key(struct http_request *r, int status)
+{
+    metrics_add(status == 429 ? metrics.backoff : metrics.no_key, 1);
+    log_debug("request without a valid API key id=%s status=%d", http_id(r), status);
 }
 
 void access_log_denied(struct http_request *r, int status, const char *why)
 {
     count_denied(status);
-    log_info("request refused id=%s status=%d: %s", http_id(r), status, why);
+    char client[ADDRESS_TEXT_MAX];
+    address_text(http_client(r), client);
+    log_info("request refused id=%s client=%s status=%d: %s", http_id(r), client, status, why);
 }
 
 static double seconds_since(int64_t us, int64_t now_us)
@@ -85,16 +97,18 @@ void access_log_begin(struct access_log *c, struct http_request *r, enum openai_
     metrics_add(metrics.requests[kind], 1);
 }
 
-/* " trace=... key=...", without absent ones. */
+/* " client=... trace=... key=...", without absent ones. */
 struct ids {
-    char text[sizeof(" trace= key=") + TRACE_ID_LEN + AUTH_MAX_NAME];
+    char text[sizeof(" client= trace= key=") + ADDRESS_TEXT_MAX + TRACE_ID_LEN + KEY_FILE_MAX_NAME];
 };
 
-static struct ids ids_text(const struct access_log *c)
+static struct ids ids_text(const struct access_log *c, const struct http_request *r)
 {
     struct ids w;
-    snprintf(w.text, sizeof(w.text), "%s%s%s%s", *c->trace ? " trace=" : "", c->trace,
-             *c->key ? " key=" : "", c->key);
+    char client[ADDRESS_TEXT_MAX];
+    address_text(http_client(r), client);
+    snprintf(w.text, sizeof(w.text), " client=%s%s%s%s%s", client, *c->trace ? " trace=" : "",
+             c->trace, *c->key ? " key=" : "", c->key);
     return w;
 }
 
@@ -105,7 +119,7 @@ void access_log_refused(const struct access_log *c, struct http_request *r,
     count_denied(fault->status);
     char why[sizeof(fault->text) + sizeof("...")];
     log_info("request refused id=%s%s endpoint=%s status=%d param=%s: %s", http_id(r),
-             ids_text(c).text, endpoints[c->kind], fault->status, fault->param,
+             ids_text(c, r).text, endpoints[c->kind], fault->status, fault->param,
              log_unquoted(fault->text, why, sizeof(why)));
 }
 
@@ -114,7 +128,15 @@ void access_log_retried(const struct access_log *c, struct http_request *r, cons
 {
     metrics_add(metrics.retried, 1);
     log_info("request retried on another verifier id=%s%s from=%s to=%s: %s", http_id(r),
-             ids_text(c).text, from, to, why);
+             ids_text(c, r).text, from, to, why);
+}
+
+void access_log_resumed(const struct access_log *c, struct http_request *r, const char *from,
+                        const char *to, const char *why)
+{
+    metrics_add(metrics.resumed, 1);
+    log_info("answer resumed on another verifier id=%s%s from=%s to=%s: %s", http_id(r),
+             ids_text(c, r).text, from, to, why);
 }
 
 static void observe_seconds(struct metric *m, double seconds, const struct access_log *c)
@@ -157,11 +179,11 @@ void access_log_end(const struct access_log *c, struct http_request *r, struct o
     else
         observe_seconds(metrics.total_s, total_s, c);
     log_info("request done id=%s%s endpoint=%s model=%s status=%d prompt=%u cached=%u out=%u "
-             "choices=%u rounds=%u drafted=%u accepted=%u proposer=%s rule=%s first_ms=%.1f "
-             "ms=%.1f",
-             http_id(r), ids_text(c).text, endpoints[c->kind],
+             "choices=%u rounds=%u drafted=%u accepted=%u proposer=%s rule=%s resumed=%u "
+             "first_ms=%.1f ms=%.1f",
+             http_id(r), ids_text(c, r).text, endpoints[c->kind],
              log_quote(model.data, model.len, name, sizeof(name)), status, reply->prompt_tokens,
              reply->cached_tokens, reply->completion_tokens, reply->n, s->rounds, s->drafted,
              s->accepted, *reply->proposer ? reply->proposer : "none",
-             *reply->rule ? reply->rule : "none", first_ms(c, r), 1e3 * total_s);
+             *reply->rule ? reply->rule : "none", reply->n_resumed, first_ms(c, r), 1e3 * total_s);
 }

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/trace.h"
-#include "gateway/serve/auth.h"
+#include "gateway/keys/auth.h"
 #include "gateway/http/http.h"
 #include "gateway/openai/openai_reply.h"
 #include "gateway/openai/openai_request.h"
@@ -14,15 +14,18 @@ struct access_log {
     enum openai_kind kind;
     char traceparent[TRACE_LEN + 1];     // as it arrived; "": absent or malformed
     char trace[TRACE_ID_LEN + 1];        // the trace id in it
-    char key[AUTH_MAX_NAME + 1];         // name of the API key; "": no key
+    char key[KEY_FILE_MAX_NAME + 1];     // name of the API key; "": no key
     int64_t first_us;                    // time of the first token; 0: none yet
     int64_t last_us[OPENAI_MAX_CHOICES]; // of the last token of each choice; 0: none yet
 };
 
 /* Registers the metrics, so they exist before the first request. */
 void access_log_init(void);
-/* The request is refused: its API key is missing or unknown (401), or over a limit (429). */
+/* The request is refused: its API key is over a limit (429). */
 void access_log_denied(struct http_request *r, int status, const char *why);
+/* The API key of the request is missing or wrong. It is counted; only level debug has a line.
+ * status: 401, or 429 during a pause of the address. */
+void access_log_bad_key(struct http_request *r, int status);
 /* Counts the request. Only from the handler. */
 void access_log_begin(struct access_log *c, struct http_request *r, enum openai_kind kind);
 /* The request is refused because of its content. */
@@ -30,6 +33,9 @@ void access_log_refused(const struct access_log *c, struct http_request *r,
                         const struct openai_fault *fault);
 /* The request is sent to another verifier; why: the error of the first. */
 void access_log_retried(const struct access_log *c, struct http_request *r, const char *from,
+                        const char *to, const char *why);
+/* The answer is continued by another verifier, or by the same one after a restart. */
+void access_log_resumed(const struct access_log *c, struct http_request *r, const char *from,
                         const char *to, const char *why);
 /* n tokens of a choice have arrived. */
 void access_log_tokens(struct access_log *c, struct http_request *r, unsigned choice, size_t n);

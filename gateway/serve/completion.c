@@ -2,6 +2,8 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
 #include "gateway/http/answer.h"
@@ -146,9 +148,6 @@ static void flush_events(struct completion *x, struct buf *to)
 static void on_started(struct completion *x, unsigned choice, const Tandem__V1__Started *s,
                        struct buf *to)
 {
-    x->n_begun += choice % x->reply.n_each == 0;
-    if (x->n_begun == x->n_calls)
-        http_release_body(x->http);
     if (x->reply.stream && !x->streaming) {
         x->streaming = true;
         http_stream(x->http);
@@ -180,26 +179,43 @@ static void take_event(struct completion *x, unsigned choice, const Tandem__V1__
     default: // an event of a newer verifier
         break;
     }
+    auth_use(http_attached(x->http), (uint64_t)x->reply.prompt_tokens + x->reply.completion_tokens,
+             clock_unix_us());
     flush_events(x, &to);
 }
 
-static bool on_event(struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
+static void on_event(struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
 {
     struct completion *x = a->user;
-    unsigned n = x->reply.n_each;
-    if (e->choice >= n)
-        return false;
     pthread_mutex_lock(&x->answer_mu);
     if (!x->failed)
-        take_event(x, a->index * n + e->choice, e);
+        take_event(x, a->index * x->reply.n_each + e->choice, e);
     pthread_mutex_unlock(&x->answer_mu);
-    return true;
 }
 
-static void on_retry(struct upstream_call *a, const char *from, const char *to)
+static void on_retry(struct upstream_call *a, const char *from, const char *to, const char *why)
 {
     struct completion *x = a->user;
-    access_log_retried(&x->log, x->http, from, to, a->status.text);
+    access_log_retried(&x->log, x->http, from, to, why);
+}
+
+static void on_resume(struct upstream_call *a, const char *from, const char *to, const char *why)
+{
+    struct completion *x = a->user;
+    pthread_mutex_lock(&x->answer_mu);
+    x->reply.n_resumed++;
+    x->reply.may_differ |= !a->exact;
+    pthread_mutex_unlock(&x->answer_mu);
+    access_log_resumed(&x->log, x->http, from, to, why);
+}
+
+static bool on_hold(struct upstream_call *a, size_t bytes)
+{
+    struct completion *x = a->user;
+    pthread_mutex_lock(&x->answer_mu);
+    bool held = http_hold(x->http, bytes);
+    pthread_mutex_unlock(&x->answer_mu);
+    return held;
 }
 
 static void end_complete(struct completion *x)
@@ -235,11 +251,11 @@ static void fail_call(struct completion *x, const struct upstream_call *a, int s
 
 static void end_unavailable(struct completion *x, const struct upstream_call *a)
 {
-    bool begun = !a->request;
     log_warn("request lost id=%s target=%s: %s", http_id(x->http), a->target ? a->target : "none",
              a->status.text);
     fail_call(x, a, 503,
-              begun ? "the verifier stopped before the answer was complete" : UPSTREAM_UNREACHED);
+              a->begun ? "the verifier stopped before the answer was complete"
+                       : UPSTREAM_UNREACHED);
 }
 
 static void end_overdue(struct completion *x, const struct upstream_call *a)
@@ -344,11 +360,20 @@ static void on_done(struct upstream_call *a)
     completion_send(x);
 }
 
+/* Whether the answer has the same bits at every verifier with this fingerprint. */
+static bool has_same_bits(const struct completion *x)
+{
+    const char *rule = x->q.rule;
+    const ProtobufCBinaryData *blas = &x->model->info->float_gemm;
+    return (!rule || !*rule || strcmp(rule, "own-draw") == 0) &&
+           !(blas->len == 4 && memcmp(blas->data, "blas", 4) == 0);
+}
+
 int completion_prepare(struct completion *x, const struct output_parser_rules *rules)
 {
-    static const struct upstream_call_events events = {on_event, on_retry, on_done};
+    static const struct upstream_call_events events = {on_event, on_retry, on_resume, on_hold,
+                                                       on_done};
     const struct openai_request *q = &x->q;
-    struct upstream *u = x->g->upstream;
     struct rpc_msg *shared;
     int rc = generate_wire_pack(q, http_id(x->http), x->log.traceparent, &x->model->info->name,
                                 rules, &shared);
@@ -356,11 +381,17 @@ int completion_prepare(struct completion *x, const struct output_parser_rules *r
         return rc;
     struct upstream_call *calls = calloc(q->n_prompts, sizeof(*calls));
     for (unsigned i = 0; calls && i < q->n_prompts; i++) {
-        calls[i] = (struct upstream_call){
-            .events = &events, .user = x, .index = i, .upstream = u, .model = x->model};
-        upstream_call_init(&calls[i]);
-        calls[i].request = generate_wire_pack_prompt(q, &q->prompts[i], shared);
+        calls[i] =
+            (struct upstream_call){.events = &events,
+                                   .user = x,
+                                   .index = i,
+                                   .upstream = x->g->upstream,
+                                   .model = x->model,
+                                   .patience = &x->g->patience,
+                                   .exact = has_same_bits(x),
+                                   .request = generate_wire_pack_prompt(q, &q->prompts[i], shared)};
         calls[i].prompt = i ? completion_prompt_affinity(x, &q->prompts[i]) : TAKE(x->prompt);
+        rc = upstream_call_init(&calls[i], openai_request_n(q)) < 0 ? -ENOMEM : rc;
     }
     rpc_msg_free(shared);
     if (!calls)
@@ -372,5 +403,5 @@ int completion_prepare(struct completion *x, const struct output_parser_rules *r
     x->max_running = q->max_running;
     x->n_running = 1; // the caller of completion_send()
     pthread_mutex_unlock(&x->mu);
-    return 0;
+    return rc;
 }

@@ -8,6 +8,7 @@
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
+#include "base/queue.h"
 #include "gateway/upstream/upstream_call.h"
 #include "gateway/serve/completions.h"
 #include "gateway/openai/openai_reply.h"
@@ -20,7 +21,11 @@ struct completions {
     struct template *template;
     const char *tool_format; // "auto": recognised from the template
     int64_t load_wait_us, queue_wait_us;
+    struct upstream_patience patience;
     atomic_bool draining;
+    struct queue *large; // struct completion, whose bodies `reader` reads
+    pthread_t reader;
+    bool reads; // the reader runs; main thread
 
     pthread_mutex_t mu; // guards the fields below
     bool stopping;      // no step may begin
@@ -42,7 +47,6 @@ struct completion {
     struct openai_reply reply;
     struct access_log log;
     bool streaming;
-    unsigned n_begun;                   // prompts that a verifier has begun
     const struct upstream_call *failed; // the first call that failed, or NULL
 
     pthread_mutex_t mu;          // guards the fields below

@@ -5,11 +5,15 @@
 #include <string.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/svc.h"
 #include "gateway/http/answer.h"
-#include "gateway/serve/auth.h"
 #include "gateway/serve/completion.h"
+#include "gateway/serve/rate_headers.h"
 #include "gateway/openai/json_write.h"
 #include "gateway/upstream/generate_wire.h"
+
+#define LARGE_BYTES (64u << 10) // a larger body is read by the reader
+#define LARGE_MAX_WAITING 1024
 
 /* ---- steps ---- */
 
@@ -60,8 +64,14 @@ static void send_all(struct completion *x)
     const struct openai_prompt *first = x->q.prompts;
     struct output_parser_rules rules;
     make_rules(x, first, &rules);
-    if (init_reply(x, &rules) < 0 || completion_prepare(x, &rules) < 0) {
-        completion_fail(x, 500, fail_text(), "");
+    int rc = init_reply(x, &rules);
+    rc = rc < 0 ? rc : completion_prepare(x, &rules);
+    bool prepared = rc == 0;
+    rc = rc < 0 ? rc
+                : http_charge(x->http,
+                              openai_request_bytes(&x->q) + openai_reply_kept_bytes(&x->reply));
+    if (rc < 0) {
+        completion_fail(x, prepared ? answer_charge_status(rc) : 500, fail_text(), "");
         completion_unref(x);
         return;
     }
@@ -71,11 +81,12 @@ static void send_all(struct completion *x)
 
 static void set_prompt(struct completion *x, const char *text, size_t len)
 {
-    if (openai_request_rendered(&x->q, text, len) == 0) {
+    int rc = http_charge(x->http, openai_request_bytes(&x->q) + len);
+    if (rc == 0 && openai_request_rendered(&x->q, text, len) == 0) {
         send_all(x);
         return;
     }
-    completion_fail(x, 500, fail_text(), "");
+    completion_fail(x, rc < 0 ? answer_charge_status(rc) : 500, fail_text(), "");
     completion_unref(x);
 }
 
@@ -116,6 +127,9 @@ static void render_chat(struct completion *x)
     buf_puts(&vars, x->q.template_vars + 1);
     free(TAKE(x->q.template_vars));
     int rc = buf_error(&vars);
+    rc = rc < 0 ? rc
+                : http_charge(x->http,
+                              openai_request_bytes(&x->q) + vars.len + info->chat_template.len);
     rc = rc < 0 ? rc
                 : template_render(x->g->template, info->chat_template.data, info->chat_template.len,
                                   vars.data, -1, on_rendered, x);
@@ -163,13 +177,15 @@ static void choose_verifier(struct completion *x)
 
 /* ---- begin and end ---- */
 
-static struct completion *completion_new(struct completions *g, struct http_request *r)
+static struct completion *completion_new(struct completions *g, struct http_request *r,
+                                         const struct access_log *log)
 {
     struct completion *x = calloc(1, sizeof(*x));
     if (!x)
         return NULL;
     x->g = g;
     x->http = http_ref(r);
+    x->log = *log;
     atomic_init(&x->n_refs, 2); // of the connection and of the first step
     pthread_mutex_init(&x->mu, NULL);
     pthread_mutex_init(&x->answer_mu, NULL);
@@ -183,6 +199,19 @@ static struct completion *completion_new(struct completions *g, struct http_requ
     return x;
 }
 
+/* The request takes the place of its body and of the body's tree. It counts at least as much as
+ * its body. */
+static int charge_request(struct completion *x, size_t len, struct openai_fault *fault)
+{
+    size_t n = openai_request_bytes(&x->q);
+    int rc = http_charge(x->http, n > len ? n : len);
+    if (rc < 0) {
+        *fault = (struct openai_fault){.status = answer_charge_status(rc)};
+        snprintf(fault->text, sizeof(fault->text), "%s", fail_text());
+    }
+    return rc;
+}
+
 static void refuse_request(struct http_request *r, const struct access_log *c,
                            const struct openai_fault *fault)
 {
@@ -190,30 +219,26 @@ static void refuse_request(struct http_request *r, const struct access_log *c,
     access_log_refused(c, r, fault);
 }
 
-void completions_begin(struct completions *g, struct http_request *r, enum openai_kind kind)
+/* The first step of a request, on an http thread or on the reader. */
+static void read_body(struct completion *x)
 {
     struct openai_fault fault;
     size_t len;
-    const char *body = http_body(r, &len);
-    struct access_log log = {0};
-    access_log_begin(&log, r, kind);
-    if (atomic_load(&g->draining)) {
-        refuse_request(r, &log, &(struct openai_fault){.status = 503, .text = COMPLETION_STOPPING});
-        return;
+    const char *body = http_body(x->http, &len);
+    const struct openai_memory memory = answer_memory(x->http);
+    int rc = openai_request_parse(x->log.kind, body, len, &memory, &x->q, &fault);
+    http_free_body(x->http);
+    http_charge(x->http, 0); // the tree is freed
+    rc = rc < 0 ? rc : charge_request(x, len, &fault);
+    if (rc == 0) {
+        struct auth_levels levels;
+        rc = auth_bind(http_attached(x->http), &x->q, clock_unix_us(), &fault, &levels);
+        rate_headers_add(x->http, &levels);
+        if (rc == -EAGAIN)
+            rate_headers_retry(x->http, levels.retry_s);
     }
-    struct completion *x = completion_new(g, r);
-    if (!x) {
-        refuse_request(r, &log,
-                       &(struct openai_fault){.status = 500, .text = "no memory for this request"});
-        return;
-    }
-    x->log = log;
-    completion_watch(x);
-    int rc = openai_request_parse(kind, body, len, &x->q, &fault);
-    http_free_body(r);
-    rc = rc < 0 ? rc : auth_bind(http_attached(r), &x->q, &fault);
     if (rc < 0) {
-        refuse_request(r, &x->log, &fault);
+        refuse_request(x->http, &x->log, &fault);
         completion_unref(x);
     } else if (completion_is_live(x)) {
         const char *vars = x->q.template_vars;
@@ -225,39 +250,142 @@ void completions_begin(struct completions *g, struct http_request *r, enum opena
     }
 }
 
-int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us,
-                    int64_t queue_wait_us, const char *tool_format, struct completions **ret)
+static void *reader_main(void *user)
 {
-    struct completions *g = calloc(1, sizeof(*g));
+    struct completions *g = user;
+    for (struct completion *x; (x = queue_pop(g->large, -1)); svc_asleep()) {
+        svc_awake();
+        if (completion_is_live(x))
+            read_body(x);
+        else
+            completion_unref(x);
+    }
+    return NULL;
+}
+
+/* Reading a large body takes up to a tenth of a second. On an http thread, the streams of other
+ * connections would wait for that long. */
+static void read_later(struct completion *x)
+{
+    if (queue_push(x->g->large, x) == 0)
+        return;
+    refuse_request(x->http, &x->log,
+                   &(struct openai_fault){.status = 503,
+                                          .text = "too many large requests wait to be read; try "
+                                                  "again"});
+    completion_unref(x);
+}
+
+void completions_begin(struct completions *g, struct http_request *r, enum openai_kind kind)
+{
+    size_t len;
+    struct access_log log = {0};
+    access_log_begin(&log, r, kind);
+    if (atomic_load(&g->draining)) {
+        refuse_request(r, &log, &(struct openai_fault){.status = 503, .text = COMPLETION_STOPPING});
+        return;
+    }
+    struct completion *x = completion_new(g, r, &log);
+    if (!x) {
+        refuse_request(r, &log,
+                       &(struct openai_fault){.status = 500, .text = "no memory for this request"});
+        return;
+    }
+    completion_watch(x);
+    http_body(r, &len);
+    if (len > LARGE_BYTES)
+        read_later(x);
+    else
+        read_body(x);
+}
+
+int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us,
+                    int64_t queue_wait_us, const struct upstream_patience *patience,
+                    const char *tool_format, struct completions **ret)
+{
+    AUTO(completions_free) struct completions *g = calloc(1, sizeof(*g));
     if (!g)
         return fail(-ENOMEM, "completions: no memory");
+    pthread_mutex_init(&g->mu, NULL);
+    int rc = queue_new(LARGE_MAX_WAITING, &g->large);
+    if (rc < 0)
+        return rc;
+    if (pthread_create(&g->reader, NULL, reader_main, g) != 0)
+        return fail(-ENOMEM, "completions: cannot start a thread");
+    g->reads = true;
     g->upstream = u;
     g->template = t;
     g->tool_format = tool_format;
     g->load_wait_us = load_wait_us;
     g->queue_wait_us = queue_wait_us;
-    pthread_mutex_init(&g->mu, NULL);
+    g->patience = *patience;
     access_log_init();
-    *ret = g;
+    *ret = TAKE(g);
     return 0;
+}
+
+/* With g's lock. The first request from x on that still exists, with a reference; NULL: none. */
+static struct completion *hold_live(struct completion *x)
+{
+    for (; x; x = x->next) {
+        unsigned n = atomic_load(&x->n_refs);
+        while (n && !atomic_compare_exchange_weak(&x->n_refs, &n, n + 1))
+            ;
+        if (n)
+            return x;
+    }
+    return NULL;
+}
+
+static void tick_calls(struct completion *x, int64_t now_us)
+{
+    pthread_mutex_lock(&x->mu);
+    unsigned n = x->n_calls; // they exist as long as x
+    for (unsigned i = 0; i < n; i++)
+        upstream_call_expire(&x->calls[i], now_us - x->g->queue_wait_us);
+    pthread_mutex_unlock(&x->mu);
+    for (unsigned i = 0; i < n; i++)
+        upstream_call_tick(&x->calls[i], now_us);
 }
 
 void completions_tick(struct completions *g)
 {
+    int64_t now_us = clock_us();
     pthread_mutex_lock(&g->mu);
-    int64_t late_us = clock_us() - g->queue_wait_us;
-    for (struct completion *x = g->all; x; x = x->next) {
-        pthread_mutex_lock(&x->mu);
-        for (unsigned i = 0; i < x->n_calls; i++)
-            upstream_call_expire(&x->calls[i], late_us);
-        pthread_mutex_unlock(&x->mu);
+    struct completion *x = hold_live(g->all);
+    pthread_mutex_unlock(&g->mu);
+    while (x) {
+        tick_calls(x, now_us);
+        pthread_mutex_lock(&g->mu);
+        struct completion *next = hold_live(x->next);
+        pthread_mutex_unlock(&g->mu);
+        completion_unref(x);
+        x = next;
     }
+}
+
+void completions_ids(struct completions *g, const char *key, struct buf *to)
+{
+    pthread_mutex_lock(&g->mu);
+    for (struct completion *x = g->all; x; x = x->next)
+        if (strcmp(x->log.key, key) == 0)
+            buf_add(to, http_id(x->http), strlen(http_id(x->http)) + 1);
     pthread_mutex_unlock(&g->mu);
 }
 
 void completions_drain(struct completions *g)
 {
     atomic_store(&g->draining, true);
+}
+
+/* Ends the reader after the requests that wait for it. */
+static void stop_reader(struct completions *g)
+{
+    if (!g->reads)
+        return;
+    queue_close(g->large);
+    pthread_join(g->reader, NULL);
+    g->reads = false;
 }
 
 void completions_abort(struct completions *g)
@@ -271,6 +399,7 @@ void completions_abort(struct completions *g)
         pthread_mutex_unlock(&x->mu);
     }
     pthread_mutex_unlock(&g->mu);
+    stop_reader(g); // quick: the waiting requests have been aborted
     template_stop(g->template);
     upstream_stop(g->upstream);
 }
@@ -279,6 +408,8 @@ void completions_free(struct completions *g)
 {
     if (!g)
         return;
+    stop_reader(g);
+    queue_free(g->large);
     pthread_mutex_destroy(&g->mu);
     free(g);
 }

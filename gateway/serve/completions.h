@@ -8,11 +8,12 @@
  *
  * - A request that its verifier has not begun after queue_wait ends with 429.
  * - A client that disconnects cancels the work of the verifier.
- * - A verifier that dies ends the answer with an error.
+ * - If a verifier dies, hangs or drains, another one continues the answer (upstream_call.h).
  * - A reader that is too slow is dropped.
  *
  * Threads: completions_begin() on http threads, the steps after it on template and rpc threads, one
- * at a time per request. */
+ * at a time per request. A body of more than 64 KiB is read on a separate thread, one at a time.
+ * completions_new(), completions_abort() and completions_free() on the main thread. */
 #pragma once
 #include <stdint.h>
 #include "base/mem.h"
@@ -26,9 +27,10 @@ struct completions;
 /* tool_format: one of TOOL_FORMAT_NAMES, or "auto": recognised from the model's template. It must
  * outlive the completions. -ENOMEM. */
 int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us,
-                    int64_t queue_wait_us, const char *tool_format, struct completions **ret);
-/* Ends requests that have waited in a verifier's queue for longer than queue_wait_us with 429. To
- * be called several times per second, by one thread. */
+                    int64_t queue_wait_us, const struct upstream_patience *patience,
+                    const char *tool_format, struct completions **ret);
+/* Ends requests that have waited in a verifier's queue for longer than queue_wait_us with 429, and
+ * moves answers from verifiers that leave. To be called several times per second, by one thread. */
 void completions_tick(struct completions *g);
 /* Refuses new requests with 503; running requests continue. */
 void completions_drain(struct completions *g);
@@ -37,6 +39,9 @@ void completions_abort(struct completions *g);
 /* After http is stopped, and templates and upstream are freed. */
 void completions_free(struct completions *g);
 DEFINE_AUTO(struct completions, completions_free)
+
+/* Appends the ids of the running requests of an API key, each with a NUL. */
+void completions_ids(struct completions *g, const char *key, struct buf *to);
 
 /* Begins a request, which is answered now or later. */
 void completions_begin(struct completions *g, struct http_request *r, enum openai_kind kind);

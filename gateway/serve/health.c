@@ -5,13 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/metrics.h"
 #include "gateway/http/answer.h"
 #include "gateway/openai/json_write.h"
 #include "gateway/serve/prom_merge.h"
+#include "gateway/serve/proposer_metrics.h"
 #include "gateway/serve/health.h"
 #include "tandem/v1/stats.pb-c.h"
 
+#define PROPOSERS_MAX 16 // of one verifier
 #define CALL_TIMEOUT_US 1000000
 #define BODY_MAX (64u << 20)
 
@@ -51,11 +54,22 @@ static void drop_reply(struct query *a)
     query_free(a);
 }
 
+/* This gateway does not have the role that may read statistics. Logged once per verifier. */
+static void warn_refused(const struct verifier *v, const char *text)
+{
+    static atomic_uint warned; // bit i: upstream_at(u, i)
+    unsigned bit = 1u << upstream_index(v);
+    if (!(atomic_fetch_or(&warned, bit) & bit))
+        log_warn("verifier refuses statistics target=%s: %s", upstream_target(v), text);
+}
+
 static void on_stats(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
 {
     struct verifier_stats *p = user;
     p->stats = (Tandem__V1__StatsReply *)reply;
     p->state = upstream_state(p->v, &p->model, p->problem);
+    if (status->code == RPC_PERMISSION_DENIED)
+        warn_refused(p->v, status->text);
     if (status->code == RPC_UNAVAILABLE || status->code == RPC_DEADLINE_EXCEEDED) {
         p->state = UPSTREAM_DOWN; // this error is newer than the state in upstream
         snprintf(p->problem, sizeof(p->problem), "%s", status->text);
@@ -181,6 +195,11 @@ void health_speculation(struct gateway *g, struct http_request *r)
 
 /* ---- health ---- */
 
+static bool text_is(const ProtobufCBinaryData *b, const char *text)
+{
+    return b->len == strlen(text) && (!b->len || memcmp(b->data, text, b->len) == 0);
+}
+
 static void write_proposers(const Tandem__V1__StatsReply *s, struct buf *to)
 {
     buf_puts(to, ",\"proposers\":[");
@@ -200,7 +219,32 @@ static void write_proposers(const Tandem__V1__StatsReply *s, struct buf *to)
     buf_puts(to, "]");
 }
 
-static void write_cache(const Tandem__V1__CacheStats *c, struct buf *to)
+/* The ids that a report may show: NUL-terminated, one after the other. */
+struct own_ids {
+    bool all;
+    struct buf ids;
+};
+
+static bool may_show(const struct own_ids *own, const ProtobufCBinaryData *id)
+{
+    for (size_t at = 0; at < own->ids.len && !own->all; at += strlen(own->ids.data + at) + 1)
+        if (text_is(id, own->ids.data + at))
+            return true;
+    return own->all;
+}
+
+static void write_holder(const Tandem__V1__CacheHolder *h, const struct own_ids *own,
+                         struct buf *to)
+{
+    buf_puts(to, "{\"id\":");
+    if (may_show(own, &h->id))
+        json_write_text(to, h->id.data, h->id.len);
+    else
+        buf_puts(to, "null");
+    buf_printf(to, ",\"choice\":%u,\"tokens\":%u,\"blocks\":%u}", h->choice, h->tokens, h->blocks);
+}
+
+static void write_cache(const Tandem__V1__CacheStats *c, const struct own_ids *own, struct buf *to)
 {
     buf_printf(to,
                ",\"cache\":{\"blocks_total\":%" PRIu64 ",\"blocks_used\":%" PRIu64
@@ -210,11 +254,8 @@ static void write_cache(const Tandem__V1__CacheStats *c, struct buf *to)
                c->blocks_total, c->blocks_used, c->blocks_shared, c->blocks_evictable, c->bytes,
                c->prompt_tokens, c->hit_tokens, c->evictions);
     for (size_t i = 0; i < c->n_holders; i++) {
-        const Tandem__V1__CacheHolder *h = c->holders[i];
-        buf_puts(to, i ? ",{\"id\":" : "{\"id\":");
-        json_write_text(to, h->id.data, h->id.len);
-        buf_printf(to, ",\"choice\":%u,\"tokens\":%u,\"blocks\":%u}", h->choice, h->tokens,
-                   h->blocks);
+        buf_puts(to, i ? "," : "");
+        write_holder(c->holders[i], own, to);
     }
     buf_printf(to,
                "],\"disk\":{\"up\":%s,\"blocks\":%" PRIu64 ",\"bytes\":%" PRIu64
@@ -234,7 +275,8 @@ static void write_pass_times(const Tandem__V1__StatsReply *s, struct buf *to)
     buf_puts(to, "]");
 }
 
-static void write_statistics(const Tandem__V1__StatsReply *s, struct buf *to)
+static void write_statistics(const Tandem__V1__StatsReply *s, const struct own_ids *own,
+                             struct buf *to)
 {
     buf_printf(
         to, ",\"running\":%u,\"waiting\":%u,\"requests\":%" PRIu64 ",\"generated_tokens\":%" PRIu64,
@@ -242,12 +284,13 @@ static void write_statistics(const Tandem__V1__StatsReply *s, struct buf *to)
     write_real(to, "tokens_per_s", s->tokens_per_s);
     write_real(to, "uptime_s", s->uptime_s);
     if (s->cache)
-        write_cache(s->cache, to);
+        write_cache(s->cache, own, to);
     write_pass_times(s, to);
     write_proposers(s, to);
 }
 
-static void write_verifier(const struct verifier_stats *p, struct buf *to)
+static void write_verifier(const struct verifier_stats *p, const struct own_ids *own,
+                           struct buf *to)
 {
     buf_puts(to, "{\"target\":");
     json_write_cstr(to, upstream_target(p->v));
@@ -263,7 +306,7 @@ static void write_verifier(const struct verifier_stats *p, struct buf *to)
                    p->state == UPSTREAM_READY ? 1 : (double)p->model->info->progress);
     }
     if (p->stats)
-        write_statistics(p->stats, to);
+        write_statistics(p->stats, own, to);
     buf_puts(to, "}");
 }
 
@@ -300,6 +343,17 @@ static int http_status_of(const char *overall)
     return strcmp(overall, "ok") == 0 ? 200 : 503;
 }
 
+/* Clients choose the ids of their requests. With keys, each sees only the ids that its key sent. */
+static void find_own_ids(struct query *a, struct own_ids *ret)
+{
+    char name[KEY_FILE_MAX_NAME + 1];
+    auth_name(http_attached(a->http), name);
+    ret->all = !a->g->auth;
+    buf_init(&ret->ids, BODY_MAX);
+    if (!ret->all)
+        completions_ids(a->g->completions, name, &ret->ids);
+}
+
 static void answer_health(struct query *a)
 {
     enum upstream_state states[UPSTREAM_MAX];
@@ -307,6 +361,8 @@ static void answer_health(struct query *a)
         states[i] = a->replies[i].state;
     const char *status = overall_state(a->g, states);
     struct buf body;
+    struct own_ids own;
+    find_own_ids(a, &own);
     buf_init(&body, BODY_MAX);
     buf_printf(&body, "{\"status\":\"%s\",\"version\":\"" TANDEM_VERSION "\"", status);
     write_real(&body, "uptime_s", (double)(clock_us() - a->g->started_us) / 1e6);
@@ -314,11 +370,12 @@ static void answer_health(struct query *a)
                http_n_active(http_server_of(a->http)));
     for (unsigned i = 0; i < a->n; i++) {
         buf_puts(&body, i ? "," : "");
-        write_verifier(&a->replies[i], &body);
+        write_verifier(&a->replies[i], &own, &body);
     }
     buf_puts(&body, "],\"spec_decode\":");
     write_speculation(a, &body);
     buf_puts(&body, "}\n");
+    buf_done(&own.ids);
     answer_json(a->http, http_status_of(status), &body);
 }
 
@@ -352,9 +409,8 @@ static void set_gauges(struct query *a)
     metrics_set(
         metrics_gauge("tandem_gateway_requests_active", "HTTP requests being answered.", NULL),
         http_n_active(http_server_of(a->http)));
-    metrics_set(
-        metrics_gauge("tandem_gateway_body_bytes", "Bytes of request bodies in memory.", NULL),
-        (double)http_body_bytes(http_server_of(a->http)));
+    metrics_set(metrics_gauge("tandem_gateway_body_bytes", "Bytes of requests in memory.", NULL),
+                (double)http_body_bytes(http_server_of(a->http)));
     for (unsigned i = 0; i < a->n; i++) {
         char label[320];
         const char *target = upstream_target(a->replies[i].v);
@@ -363,11 +419,6 @@ static void set_gauges(struct query *a)
                                   "1 while this verifier serves requests.", label),
                     a->replies[i].state == UPSTREAM_READY);
     }
-}
-
-static bool text_is(const ProtobufCBinaryData *b, const char *text)
-{
-    return b->len == strlen(text) && (!b->len || memcmp(b->data, text, b->len) == 0);
 }
 
 /* Whether reply i is the only one with its instance. Verifiers that were given the same one would
@@ -396,13 +447,66 @@ static bool is_repeated(const struct query *a, unsigned i)
     return false;
 }
 
+/* The label `instance` of a verifier's series. */
+static ProtobufCBinaryData instance_of(const struct query *a, unsigned i)
+{
+    const char *target = upstream_target(a->replies[i].v);
+    if (has_own_instance(a, i))
+        return a->replies[i].stats->instance;
+    return (ProtobufCBinaryData){strlen(target), (uint8_t *)target};
+}
+
 static void add_verifier(struct prom_merge *all, const struct query *a, unsigned i)
 {
     const Tandem__V1__StatsReply *s = a->replies[i].stats;
-    const char *target = upstream_target(a->replies[i].v);
-    bool own = has_own_instance(a, i);
-    prom_merge_add(all, (char *)s->prometheus.data, s->prometheus.len,
-                   own ? (char *)s->instance.data : target, own ? s->instance.len : strlen(target));
+    ProtobufCBinaryData instance = instance_of(a, i);
+    prom_merge_add(all, (char *)s->prometheus.data, s->prometheus.len, (char *)instance.data,
+                   instance.len);
+}
+
+static bool same_bytes(const ProtobufCBinaryData *a, const ProtobufCBinaryData *b)
+{
+    return a->len == b->len && (!a->len || memcmp(a->data, b->data, a->len) == 0);
+}
+
+/* Whether the gateway, a verifier or an earlier proposer has the instance of proposer p of reply i.
+ * An earlier one is the same proposer, which another verifier uses too. */
+static bool is_instance_taken(const struct query *a, unsigned i, size_t p)
+{
+    const ProtobufCBinaryData *own = &a->replies[i].stats->proposer_series[p]->instance;
+    if (!own->len || text_is(own, a->g->instance))
+        return true;
+    for (unsigned j = 0; j < a->n; j++) {
+        const Tandem__V1__StatsReply *other = a->replies[j].stats;
+        if (!other)
+            continue;
+        ProtobufCBinaryData instance = instance_of(a, j);
+        if (same_bytes(own, &instance))
+            return true;
+        size_t n = j < i ? other->n_proposer_series : j == i ? p : 0;
+        for (size_t q = 0; q < n; q++)
+            if (same_bytes(own, &other->proposer_series[q]->instance))
+                return true;
+    }
+    return false;
+}
+
+/* The series of the proposers of a verifier, each proposer once. */
+static void add_proposers(struct prom_merge *all, const struct query *a, unsigned i)
+{
+    const Tandem__V1__StatsReply *s = a->replies[i].stats;
+    for (size_t p = 0; p < s->n_proposer_series && p < PROPOSERS_MAX; p++) {
+        const Tandem__V1__ProposerSeries *from = s->proposer_series[p];
+        struct buf clean;
+        if (is_instance_taken(a, i, p))
+            continue;
+        buf_init(&clean, BODY_MAX);
+        proposer_metrics_clean((char *)from->prometheus.data, from->prometheus.len, &clean);
+        if (!clean.error && clean.len)
+            prom_merge_add(all, clean.data, clean.len, (char *)from->instance.data,
+                           from->instance.len);
+        buf_done(&clean);
+    }
 }
 
 /* body: the metrics of this process, replaced by those merged with the verifiers' metrics. */
@@ -416,6 +520,9 @@ static void join_metrics(struct query *a, bool openmetrics, struct buf *body)
     for (unsigned i = 0; i < a->n; i++)
         if (a->replies[i].stats && !is_repeated(a, i))
             add_verifier(&all, a, i);
+    for (unsigned i = 0; i < a->n; i++)
+        if (a->replies[i].stats)
+            add_proposers(&all, a, i);
     if (openmetrics)
         prom_merge_write_openmetrics(&all, body);
     else

@@ -8,6 +8,7 @@
 
 /* The models of all reachable verifiers, each name once. */
 struct models {
+    bool hidden; // the key may not use a further one
     unsigned n;
     const struct upstream_model *v[UPSTREAM_MAX];
 };
@@ -17,18 +18,21 @@ static bool same_name(const struct upstream_model *a, const char *name, size_t l
     return a->info->name.len == len && memcmp(a->info->name.data, name, len) == 0;
 }
 
-static void collect_models(struct gateway *g, struct models *m)
+/* guest: leaves out the models that its key may not use. */
+static void collect_models(struct gateway *g, const struct auth_guest *guest, struct models *m)
 {
     *m = (struct models){0};
     for (unsigned i = 0; i < upstream_n(g->upstream); i++) {
         const struct upstream_model *model;
         char problem[FAIL_TEXT_MAX];
         enum upstream_state state = upstream_state(upstream_at(g->upstream, i), &model, problem);
-        bool known =
+        bool skipped =
             !model || state == UPSTREAM_DOWN || state == UPSTREAM_REFUSED || !model->info->name.len;
-        for (unsigned k = 0; k < m->n && !known; k++)
-            known = same_name(m->v[k], (char *)model->info->name.data, model->info->name.len);
-        if (known)
+        if (!skipped && !auth_allows_model(guest, model->info->name.data, model->info->name.len))
+            skipped = m->hidden = true;
+        for (unsigned k = 0; k < m->n && !skipped; k++)
+            skipped = same_name(m->v[k], (char *)model->info->name.data, model->info->name.len);
+        if (skipped)
             upstream_model_unref(model);
         else
             m->v[m->n++] = model;
@@ -60,7 +64,7 @@ void models_list(struct gateway *g, struct http_request *r)
 {
     struct models m;
     struct buf body;
-    collect_models(g, &m);
+    collect_models(g, http_attached(r), &m);
     buf_init(&body, 1 << 20);
     buf_puts(&body, "{\"object\":\"list\",\"data\":[");
     for (unsigned i = 0; i < m.n; i++) {
@@ -68,7 +72,7 @@ void models_list(struct gateway *g, struct http_request *r)
         write_model(m.v[i], &body);
     }
     buf_puts(&body, "]}\n");
-    if (m.n) {
+    if (m.n || m.hidden) {
         answer_json(r, 200, &body);
     } else {
         buf_done(&body);
@@ -83,7 +87,7 @@ void models_one(struct gateway *g, struct http_request *r)
     const struct upstream_model *found = NULL;
     struct models m;
     struct buf body;
-    collect_models(g, &m);
+    collect_models(g, http_attached(r), &m);
     for (unsigned i = 0; i < m.n; i++)
         if (same_name(m.v[i], name, strlen(name)) || strcmp(name, "default") == 0)
             found = m.v[i];

@@ -1,10 +1,11 @@
 /* routes.c - the endpoints, and which of them need an API key. */
 #include <errno.h>
-#include <stdio.h>
+#include <inttypes.h>
 #include <string.h>
 #include <strings.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/log.h"
 #include "gateway/http/answer.h"
 #include "gateway/http/cors.h"
 #include "gateway/serve/models.h"
@@ -12,6 +13,7 @@
 #include "gateway/serve/access_log.h"
 #include "gateway/serve/routes.h"
 #include "gateway/serve/health.h"
+#include "gateway/serve/rate_headers.h"
 #include "gateway/serve/tokens.h"
 
 static void chat(struct gateway *g, struct http_request *r)
@@ -76,12 +78,36 @@ static const char *secret_of(const struct http_request *r)
     return text + 7 + strspn(text + 7, " ");
 }
 
+static void leave_guest(void *guest)
+{
+    auth_leave(guest);
+}
+
+/* Checks the key. Results as those of auth_enter(). counts: also check its limits. */
+static int enter(struct gateway *g, struct http_request *r, bool counts,
+                 struct auth_levels *ret_levels)
+{
+    struct auth_guest *guest = NULL;
+    int rc = auth_enter(g->auth, secret_of(r), counts, clock_unix_us(), &guest, ret_levels);
+    if (guest)
+        http_attach(r, guest, leave_guest);
+    return rc;
+}
+
+/* The seconds of the pause in which the client's address has sent a wrong key; 0: no pause. */
+static unsigned note_bad_key(struct gateway *g, struct http_request *r)
+{
+    return bad_keys_note(g->bad_keys, http_client(r)->ip, clock_us());
+}
+
 /* Without a valid key the report has only the status. */
 static void health(struct gateway *g, struct http_request *r)
 {
-    struct auth_guest *none;
-    unsigned retry_s;
-    if (!g->auth || auth_enter(g->auth, secret_of(r), false, 0, &none, &retry_s) == 0)
+    struct auth_levels levels;
+    int rc = g->auth ? enter(g, r, false, &levels) : 0;
+    if (rc == -EACCES)
+        access_log_bad_key(r, note_bad_key(g, r) ? 429 : 401);
+    if (rc == 0)
         health_report(g, r);
     else
         health_brief(g, r);
@@ -117,31 +143,46 @@ static bool path_fits(const struct route *e, const char *path)
     return e->prefix ? strncmp(path, e->path, strlen(e->path)) == 0 : strcmp(path, e->path) == 0;
 }
 
-static void leave_guest(void *guest)
+/* Status 401, or 429 during a pause. */
+static void refuse_bad_key(struct gateway *g, struct http_request *r, const char *why)
 {
-    auth_leave(guest);
+    unsigned pause_s = note_bad_key(g, r);
+    access_log_bad_key(r, pause_s ? 429 : 401);
+    if (pause_s) {
+        rate_headers_retry(r, pause_s);
+        fail(-EAGAIN,
+             "this API key is not valid, and too many wrong keys came from this address; "
+             "try again in %u s",
+             pause_s);
+        answer_error(r, 429, fail_text(), "");
+    } else {
+        http_header(r, "WWW-Authenticate", "Bearer");
+        answer_error(r, 401, why, "");
+    }
 }
 
 static void authenticate(struct gateway *g, struct http_request *r, const struct route *e)
 {
-    struct auth_guest *guest = NULL;
-    unsigned retry_s = 0;
+    struct auth_levels levels;
     if (!g->auth || e->open == OPEN || (e->open == OPEN_METRICS && g->metrics_open))
         return;
-    int rc = auth_enter(g->auth, secret_of(r), e->method[0] == 'P', clock_us(), &guest, &retry_s);
-    if (guest)
-        http_attach(r, guest, leave_guest);
+    int rc = enter(g, r, e->method[0] == 'P', &levels);
     if (rc == 0)
         return;
-    char text[16];
-    int status = rc == -EAGAIN ? 429 : rc == -EACCES ? 401 : 500;
-    snprintf(text, sizeof(text), "%u", retry_s);
-    if (rc == -EAGAIN)
-        http_header(r, "Retry-After", text);
-    else if (rc == -EACCES)
+    if (rc == -EACCES) {
+        refuse_bad_key(g, r, fail_text());
+    } else if (rc == -ENOKEY) {
         http_header(r, "WWW-Authenticate", "Bearer");
-    access_log_denied(r, status, fail_text());
-    answer_error(r, status, fail_text(), "");
+        access_log_bad_key(r, 401);
+        answer_error(r, 401, fail_text(), "");
+    } else {
+        int status = rc == -EAGAIN ? 429 : 500;
+        rate_headers_add(r, &levels);
+        if (rc == -EAGAIN)
+            rate_headers_retry(r, levels.retry_s);
+        access_log_denied(r, status, fail_text());
+        answer_error(r, status, fail_text(), "");
+    }
 }
 
 static const struct route *route_of(const struct http_request *r)
@@ -151,6 +192,23 @@ static const struct route *route_of(const struct http_request *r)
         if (path_fits(&routes[i], http_path(r)))
             found = &routes[i];
     return found;
+}
+
+/* Also answered on connections of the reserve. */
+static bool is_for_monitors(const struct route *e)
+{
+    return e->answer == health || e->answer == health_ready || e->answer == health_metrics;
+}
+
+/* A client that has taken its share, or whose neighbours have taken all. */
+static void refuse_place(struct http_request *r)
+{
+    if (http_reserve(r) == HTTP_ADDRESS_FULL)
+        answer_error(r, 429,
+                     "your address has too many connections (max_connections_per_ip); try again",
+                     "");
+    else
+        answer_error(r, 503, "all connections are in use (max_connections); try again", "");
 }
 
 void routes_admit(void *user, struct http_request *r)
@@ -164,6 +222,8 @@ void routes_admit(void *user, struct http_request *r)
     } else if (strcmp(method, found->method) != 0) {
         http_header(r, "Allow", found->method[0] == 'G' ? "GET, HEAD" : "POST");
         answer_error(r, 405, "this path does not accept that method; see the Allow header", "");
+    } else if (http_reserve(r) && !is_for_monitors(found)) {
+        refuse_place(r);
     } else {
         authenticate(user, r, found);
     }
@@ -172,4 +232,12 @@ void routes_admit(void *user, struct http_request *r)
 void routes_answer(void *user, struct http_request *r)
 {
     route_of(r)->answer(user, r);
+}
+
+void routes_tick(struct gateway *g)
+{
+    struct bad_keys_report bad;
+    if (g->bad_keys && bad_keys_report(g->bad_keys, clock_us(), &bad))
+        log_warn("wrong API keys n=%" PRIu64 " paused=%" PRIu64 " last_address=%s", bad.n,
+                 bad.n_paused, bad.address);
 }

@@ -5,7 +5,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include "base/instance.h"
-#include "gateway/serve/auth.h"
+#include "gateway/keys/auth.h"
+#include "gateway/keys/bad_keys.h"
 #include "gateway/http/cors.h"
 #include "gateway/serve/completions.h"
 #include "gateway/http/http.h"
@@ -14,8 +15,9 @@
 struct gateway {
     struct upstream *upstream;
     struct completions *completions;
-    struct auth *auth; // NULL: no key is required
-    bool metrics_open; // the metrics need no key
+    struct auth *auth;         // NULL: no key is required
+    struct bad_keys *bad_keys; // unless auth is NULL
+    bool metrics_open;         // the metrics need no key
     char instance[INSTANCE_MAX];
     struct cors cors;
     int64_t started_us;
@@ -26,3 +28,6 @@ struct gateway {
  * key; routes_answer() calls the endpoint. */
 void routes_admit(void *user, struct http_request *r);
 void routes_answer(void *user, struct http_request *r);
+/* Logs a summary of wrong API keys, at most once a minute. To be called several times per second,
+ * by one thread. */
+void routes_tick(struct gateway *g);

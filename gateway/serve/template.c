@@ -1,19 +1,16 @@
 /* template.c - renders chat templates in helper processes. */
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <spawn.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,13 +20,13 @@
 #include "base/log.h"
 #include "base/queue.h"
 #include "gateway/openai/json_write.h"
+#include "gateway/serve/sandbox.h"
 #include "gateway/serve/template.h"
 
 #define START_US 20000000 // a cold start of Python on a busy machine is slow
 #define STOPPING "the server is shutting down"
 
-extern const char template_worker_source[]; // template_worker.S
-extern const uint64_t template_worker_size;
+extern const char template_worker_source[]; // template_worker.S; a NUL ends it
 
 struct job {
     struct buf line;
@@ -55,72 +52,6 @@ struct template
 };
 
 /* ---- the helper process ---- */
-
-static void set_limit(pid_t pid, __rlimit_resource_t what, rlim_t value)
-{
-    struct rlimit l = {value, value};
-    prlimit(pid, what, &l, NULL);
-}
-
-static void set_limits(pid_t pid)
-{
-    set_limit(pid, RLIMIT_AS, 256u << 20);
-    set_limit(pid, RLIMIT_NOFILE, 16);
-    set_limit(pid, RLIMIT_FSIZE, 0);
-    set_limit(pid, RLIMIT_CORE, 0);
-    set_limit(pid, RLIMIT_NPROC, 0);
-}
-
-/* Sets the limit of CPU time for the next rendering. The kernel enforces the limit even if the
- * gateway fails to. */
-static void grant_cpu(const struct worker *w)
-{
-    clockid_t clock;
-    struct timespec used = {0};
-    if (clock_getcpuclockid(w->pid, &clock) == 0)
-        clock_gettime(clock, &used);
-    struct rlimit l = {(rlim_t)used.tv_sec + (rlim_t)(w->t->timeout_us / 1000000) + 2,
-                       RLIM_INFINITY};
-    prlimit(w->pid, RLIMIT_CPU, &l, NULL);
-}
-
-static int script_fd(void)
-{
-    size_t len = template_worker_size;
-    int fd = memfd_create("template_worker.py", MFD_CLOEXEC);
-    if (fd >= 0 && write(fd, template_worker_source, len) == (ssize_t)len)
-        return fd;
-    int e = errno;
-    if (fd >= 0)
-        close(fd);
-    return fail(-e, "template: cannot create the file of the helper's script: %s", strerror(e));
-}
-
-/* helper_fd becomes the helper's descriptors 0 and 1, the script becomes 3. All other descriptors
- * are close-on-exec. */
-static int spawn_helper(int helper_fd, int script, pid_t *ret_pid)
-{
-    char *argv[] = {"/usr/bin/python3", "-I", "/proc/self/fd/3", NULL}, *envp[] = {NULL};
-    posix_spawn_file_actions_t files;
-    posix_spawnattr_t attr;
-    sigset_t none, all;
-    sigemptyset(&none);
-    sigfillset(&all);
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_adddup2(&files, helper_fd, 0);
-    posix_spawn_file_actions_adddup2(&files, helper_fd, 1);
-    posix_spawn_file_actions_adddup2(&files, script, 3);
-    posix_spawnattr_init(&attr);
-    posix_spawnattr_setsigmask(&attr, &none);
-    posix_spawnattr_setsigdefault(&attr, &all);
-    posix_spawnattr_setpgroup(&attr, 0); // Ctrl-C in a terminal goes to the gateway only
-    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
-                                        POSIX_SPAWN_SETPGROUP);
-    int e = posix_spawn(ret_pid, argv[0], &files, &attr, argv, envp);
-    posix_spawnattr_destroy(&attr);
-    posix_spawn_file_actions_destroy(&files);
-    return e ? fail(-EIO, "template: cannot start %s: %s", argv[0], strerror(e)) : 0;
-}
 
 static void worker_kill(struct worker *w)
 {
@@ -182,18 +113,26 @@ static int write_all(struct worker *w, const struct buf *line, int64_t until_us)
     return 0;
 }
 
-static int worker_start(struct worker *w)
+/* Once in a process, because all helpers lack the same layers. */
+static void warn_missing(unsigned missing)
 {
-    int pair[2], script = script_fd();
-    if (script < 0)
-        return script;
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0) {
-        int e = errno;
-        close(script);
-        return fail(-EIO, "template: cannot create a socket pair: %s", strerror(e));
-    }
-    int rc = spawn_helper(pair[1], script, &w->pid);
-    close(script);
+    static atomic_bool warned;
+    char text[40];
+    sandbox_text(missing, text);
+    if (missing && !atomic_exchange(&warned, true))
+        log_warn(
+            "chat template helpers run without some layers of their sandbox, which this system "
+            "refuses missing=\"%s\"",
+            text);
+}
+
+static int worker_spawn(struct worker *w)
+{
+    int pair[2];
+    unsigned missing;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+        return fail(-EIO, "template: cannot create a socket pair: %s", strerror(errno));
+    int rc = sandbox_start(template_worker_source, pair[1], &w->pid, &missing);
     close(pair[1]);
     w->fd = pair[0];
     if (rc < 0) {
@@ -201,8 +140,15 @@ static int worker_start(struct worker *w)
         w->pid = 0;
         return rc;
     }
-    set_limits(w->pid);
-    grant_cpu(w);
+    warn_missing(missing);
+    return 0;
+}
+
+static int worker_start(struct worker *w)
+{
+    int rc = worker_spawn(w);
+    if (rc < 0)
+        return rc;
     rc = read_line(w, clock_us() + START_US); // "ready": the imports are done
     buf_done(&w->in);
     if (rc == 0)
@@ -246,7 +192,6 @@ static bool deliver_reply(const struct job *j, const struct buf *in)
 /* One try with a running helper, which is killed if the try fails. */
 static int try_render(struct worker *w, const struct job *j)
 {
-    grant_cpu(w);
     int64_t until_us = clock_us() + w->t->timeout_us;
     int rc = write_all(w, &j->line, until_us);
     rc = rc < 0 ? rc : read_line(w, until_us);

@@ -1,8 +1,8 @@
 /* template.h - renders chat templates in helper processes.
  *
  * Templates come from downloaded model files, so they may be hostile. Each helper is
- * `/usr/bin/python3 -I` with Jinja2's SandboxedEnvironment, an empty environment and hard limits
- * (256 MiB, 16 files, CPU time). A helper that does not answer in time is killed and restarted.
+ * `/usr/bin/python3 -I` with Jinja2's SandboxedEnvironment, in a process without network, files and
+ * privileges (sandbox.h). A helper that does not answer in time is killed and restarted.
  * Only the request that it rendered gets an error.
  *
  * Threads: template_render() on any. Each helper has a thread that waits for it; callbacks run on

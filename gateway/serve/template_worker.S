@@ -3,12 +3,7 @@
 
     .section .rodata
     .global template_worker_source
-    .global template_worker_size
     .hidden template_worker_source
-    .hidden template_worker_size
 template_worker_source:
     .incbin "gateway/serve/template_worker.py"
-template_worker_end:
-    .balign 8
-template_worker_size:
-    .quad template_worker_end - template_worker_source
+    .byte 0

@@ -1,6 +1,6 @@
 """Renders chat templates for the gateway. They come from downloaded model files and may be hostile.
 
-Started as `python3 -I` with an empty environment and hard limits set by its parent. Reads one JSON
+Started as `python3 -I -c`, in the sandbox of sandbox.h. Reads one JSON
 object per line from descriptor 0, {"template", "vars", "now"?}, and answers with one line, {"text"}
 or {"error"}. The parent kills a template that loops or grows without end; only its request fails.
 `now` (seconds since 1970) fixes strftime_now() for tests.

@@ -121,6 +121,7 @@ int generate_wire_pack(const struct openai_request *q, const char *id, const cha
     m.shown_special = shown;
     m.prediction = rpc_text(q->prediction);
     m.tenant = rpc_text(q->cache_salt);
+    m.flow = rpc_text(q->flow);
     *ret = rpc_pack(&m.base);
     return 0;
 }

@@ -101,7 +101,7 @@ static void set_state(struct verifier *v, enum upstream_state state)
         log_warn("verifier down target=%s, answering 503 until it is back: %s", v->target,
                  v->problem);
     else if (state != v->state && state == UPSTREAM_REFUSED)
-        log_error("verifier refused target=%s, answering 503: %s", v->target, v->problem);
+        log_error("verifier refused target=%s, sending it no requests: %s", v->target, v->problem);
     else if (state != v->state)
         log_info("verifier %s target=%s", upstream_state_name(state), v->target);
     v->state = state;
@@ -111,6 +111,7 @@ static void set_state(struct verifier *v, enum upstream_state state)
 static void set_problem(struct verifier *v, enum rpc_code code, const char *text)
 {
     snprintf(v->problem, sizeof(v->problem), "%s", text);
+    v->other_model = false;
     set_state(v, code == RPC_FAILED_PRECONDITION ? UPSTREAM_REFUSED : UPSTREAM_DOWN);
 }
 
@@ -122,6 +123,48 @@ static int check_protocol(const Tandem__V1__ModelInfo *info)
         return 0;
     return fail(-EPROTO, "the verifier speaks protocol version %u, this gateway version %d",
                 info->protocol, TANDEM__V1__PROTOCOL__PROTOCOL_VERSION);
+}
+
+#define QUOTED 128 // bytes of a quoted name or fingerprint
+
+static const char *quote(ProtobufCBinaryData text, char out[QUOTED])
+{
+    return log_quote((const char *)text.data, text.len, out, QUOTED);
+}
+
+/* With the lock. The verifier has reported READY. */
+static void become_ready(struct verifier *v)
+{
+    const struct verifier *other = upstream_choose_conflict(v);
+    char name[QUOTED], mine[QUOTED], theirs[QUOTED];
+    v->other_model = other != NULL;
+    v->problem[0] = 0;
+    if (other)
+        snprintf(v->problem, sizeof(v->problem),
+                 "its model %s has the fingerprint %s, but %s serves that name with %s",
+                 quote(v->model->info->name, name), quote(v->model->info->fingerprint, mine),
+                 other->target, quote(other->model->info->fingerprint, theirs));
+    set_state(v, other ? UPSTREAM_REFUSED : UPSTREAM_READY);
+}
+
+/* With the lock. A verifier may have left; those that waited for its model name may be ready. */
+static void admit_others(struct upstream *u)
+{
+    for (unsigned i = 0; i < u->n; i++) {
+        struct verifier *v = &u->verifiers[i];
+        if (v->state == UPSTREAM_REFUSED && v->other_model && !upstream_choose_conflict(v))
+            become_ready(v);
+    }
+}
+
+/* With the lock. */
+static void set_reported(struct verifier *v, enum upstream_state state)
+{
+    v->problem[0] = 0;
+    if (state == UPSTREAM_READY)
+        become_ready(v);
+    else
+        set_state(v, state);
 }
 
 static void on_model(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
@@ -137,11 +180,12 @@ static void on_model(void *user, const struct rpc_status *status, ProtobufCMessa
     } else if (fresh) {
         old = v->model;
         v->model = fresh;
-        v->problem[0] = 0;
-        set_state(v, state_of(fresh->info));
+        v->answered_us = clock_us();
+        set_reported(v, state_of(fresh->info));
     } else {
         set_problem(v, status->code, status->text);
     }
+    admit_others(v->u);
     v->query_pending = false;
     v->query_at_us = clock_us() + (v->state == UPSTREAM_READY ? QUERY_US : QUERY_LOADING_US);
     pthread_cond_signal(&v->u->changed);
@@ -163,6 +207,15 @@ void upstream_suspect(struct verifier *v)
     v->query_at_us = 0;
     pthread_cond_signal(&v->u->changed);
     pthread_mutex_unlock(&v->u->mu);
+}
+
+enum upstream_stay upstream_stay(struct verifier *v, int64_t silent_us, int64_t now_us)
+{
+    pthread_mutex_lock(&v->u->mu);
+    bool leaves = v->state == UPSTREAM_DRAINING,
+         silent = v->state == UPSTREAM_DOWN && now_us - v->answered_us > silent_us;
+    pthread_mutex_unlock(&v->u->mu);
+    return leaves ? UPSTREAM_LEAVES : silent ? UPSTREAM_SILENT : UPSTREAM_STAYS;
 }
 
 /* ---- verifiers for requests ---- */

@@ -29,8 +29,12 @@ enum upstream_state {
     UPSTREAM_LOADING,
     UPSTREAM_READY,
     UPSTREAM_DRAINING,
-    UPSTREAM_REFUSED, // it speaks another protocol version
+    UPSTREAM_REFUSED, // it speaks another protocol version, or see below
 };
+
+/* The verifiers of one model name must have one fingerprint, so that any of them gives the same
+ * answer. A verifier that becomes ready while another one of its name is READY with another
+ * fingerprint is REFUSED. It becomes READY when no such verifier is READY. */
 
 /* The answer of a verifier to GetModel. info is never NULL. */
 struct upstream_model {
@@ -57,6 +61,7 @@ struct upstream_want {
     const struct affinity_prompt *prompt; // its prefixes; NULL: not known
     const struct upstream_model *like;    // same name and fingerprint; NULL: any
     uint32_t except;                      // bit i: not upstream_at(u, i)
+    bool continues;                       // it can continue an answer that another one has begun
 };
 
 /* Takes a verifier for a request. Candidates are ready and serve the requested model. A candidate
@@ -87,6 +92,19 @@ void upstream_stop(struct upstream *u);
 /* A call failed with UNAVAILABLE: queries the verifier now, before other requests are sent to the
  * verifier. */
 void upstream_suspect(struct verifier *v);
+
+struct upstream_patience {
+    int64_t stall_us;  // silence of a verifier until its calls move
+    int64_t resume_us; // how long a lost answer waits for a verifier; 0: answers are not continued
+};
+
+enum upstream_stay {
+    UPSTREAM_STAYS,
+    UPSTREAM_LEAVES, // it drains
+    UPSTREAM_SILENT, // down, and its last answer to GetModel is more than silent_us ago
+};
+/* Whether running calls should stay at the verifier. */
+enum upstream_stay upstream_stay(struct verifier *v, int64_t silent_us, int64_t now_us);
 
 /* Makes a unary call to the verifier, see unary_calls_make(). upstream_stop() cancels it. */
 void upstream_unary(struct verifier *v, const char *path, int64_t timeout_us,

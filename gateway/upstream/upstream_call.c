@@ -1,132 +1,152 @@
-/* upstream_call.c - one Generate call, at one verifier or, after a retry, at another. */
+/* upstream_call.c - one Generate call, from one verifier to the next if need be. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "base/clock.h"
 #include "base/err.h"
 #include "gateway/upstream/upstream_call.h"
 
-#define MAX_TRIES 3 // verifiers per call
+#define MAX_TRIES 3           // verifiers per call that has not begun
+#define MAX_LOST 4            // a request that crashes verifiers must not crash them all for ever
+#define FIRST_PAUSE_US 100000 // between two tries to continue; doubles
+#define LAST_PAUSE_US 1000000
 
-void upstream_call_init(struct upstream_call *a)
+int upstream_call_init(struct upstream_call *a, unsigned n)
 {
+    pthread_mutex_init(&a->step_mu, NULL);
     pthread_mutex_init(&a->mu, NULL);
+    a->pause_us = FIRST_PAUSE_US;
+    return committed_init(&a->committed, n);
 }
 
 void upstream_call_done(struct upstream_call *a)
 {
     upstream_release(TAKE(a->verifier));
-    if (a->call)
-        rpc_stream_free(a->call);
     rpc_msg_free(a->request);
     free(a->prompt);
+    committed_done(&a->committed);
+    pthread_mutex_destroy(&a->step_mu);
     pthread_mutex_destroy(&a->mu);
 }
 
-/* With the lock. */
-static void cancel_locked(struct upstream_call *a)
-{
-    a->cancelled = true;
-    if (a->call)
-        rpc_stream_cancel(a->call); // harmless if it has ended
-}
+/* ---- legs; with step_mu ---- */
 
-/* ---- the verifier's events ---- */
-
-static void mark_begun(struct upstream_call *a)
-{
-    pthread_mutex_lock(&a->mu);
-    rpc_msg_free(TAKE(a->request));
-    free(TAKE(a->prompt));
-    a->waiting_since_us = 0;
-    pthread_mutex_unlock(&a->mu);
-}
-
-static bool take_event(struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
-{
-    if (e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_STARTED)
-        mark_begun(a);
-    else if (a->request)
-        return false;
-    return a->events->on_event(a, e);
-}
-
-static void on_message(void *user, struct rpc_msg *msg)
-{
-    struct upstream_call *a = user;
-    ProtobufCMessage *m = rpc_unpack(&tandem__v1__generate_event__descriptor, msg);
-    bool ok = m && take_event(a, (Tandem__V1__GenerateEvent *)m);
-    if (m)
-        protobuf_c_message_free_unpacked(m, NULL);
-    if (ok)
-        return;
-    pthread_mutex_lock(&a->mu);
-    a->malformed = true;
-    cancel_locked(a);
-    pthread_mutex_unlock(&a->mu);
-}
-
-static bool retry_call(struct upstream_call *a);
-
-/* The call has ended: retries it, or reports the end to the owner. */
-static void end_call(struct upstream_call *a)
+static bool is_cancelled(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->mu);
     bool cancelled = a->cancelled;
     pthread_mutex_unlock(&a->mu);
-    if (!cancelled && a->status.code == RPC_UNAVAILABLE)
-        upstream_suspect(a->verifier);
-    if (!cancelled && retry_call(a))
-        return;
-    pthread_mutex_lock(&a->mu);
-    a->waiting_since_us = 0;
-    pthread_mutex_unlock(&a->mu);
-    upstream_release(TAKE(a->verifier));
-    a->events->on_done(a);
+    return cancelled;
 }
 
-static void on_end(void *user, const struct rpc_status *status)
+static void set_waiting(struct upstream_call *a, int64_t since_us)
 {
-    struct upstream_call *a = user;
-    a->status = *status;
     pthread_mutex_lock(&a->mu);
-    a->call_ended = true;
-    bool sending = a->sending;
+    a->waiting_since_us = since_us;
     pthread_mutex_unlock(&a->mu);
-    if (!sending)
-        end_call(a);
 }
 
-/* ---- the call ---- */
+static struct upstream_leg *free_leg(struct upstream_call *a)
+{
+    for (int i = 0; i < UPSTREAM_CALL_LEGS; i++) {
+        if (!a->legs[i].verifier)
+            return &a->legs[i];
+    }
+    return NULL;
+}
 
-static void send_call(struct upstream_call *a)
+static bool has_leg(const struct upstream_call *a)
+{
+    for (int i = 0; i < UPSTREAM_CALL_LEGS; i++) {
+        if (a->legs[i].verifier)
+            return true;
+    }
+    return false;
+}
+
+/* Its events are ignored from now on; it is free when it has ended. */
+static void leave(struct upstream_leg *leg)
+{
+    pthread_mutex_lock(&leg->a->mu);
+    if (leg->call)
+        rpc_stream_cancel(leg->call);
+    pthread_mutex_unlock(&leg->a->mu);
+}
+
+static void free_ended(struct upstream_leg *leg)
+{
+    pthread_mutex_lock(&leg->a->mu);
+    struct rpc_stream *call = TAKE(leg->call);
+    pthread_mutex_unlock(&leg->a->mu);
+    rpc_stream_free(call);
+    upstream_release(TAKE(leg->verifier));
+}
+
+/* No more tries. The call is done when all legs have ended. */
+static void finish(struct upstream_call *a)
+{
+    a->over = true;
+    if (a->current)
+        leave(TAKE(a->current));
+    if (a->next)
+        leave(TAKE(a->next));
+}
+
+/* Unlocks step_mu. Afterwards the call may not exist any longer. */
+static void end_step(struct upstream_call *a)
+{
+    bool done = a->over && !a->done && !has_leg(a);
+    a->done |= done;
+    pthread_mutex_unlock(&a->step_mu);
+    if (done)
+        a->events->on_done(a);
+}
+
+/* ---- another verifier; with step_mu ---- */
+
+static void pause_tries(struct upstream_call *a)
+{
+    a->try_us = clock_us() + a->pause_us;
+    a->pause_us = a->pause_us < LAST_PAUSE_US / 2 ? 2 * a->pause_us : LAST_PAUSE_US;
+}
+
+/* Older verifiers cannot continue answers. */
+static bool can_continue(const struct upstream_call *a)
+{
+    return a->patience->resume_us > 0 && a->model->info->continues && !a->committed.is_partial;
+}
+
+static void on_message(void *user, struct rpc_msg *msg);
+static void on_end(void *user, const struct rpc_status *status);
+
+static void send_leg(struct upstream_leg *leg, struct verifier *v, struct rpc_msg *request)
 {
     static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
-    a->target = upstream_target(a->verifier);
-    a->tried |= 1u << upstream_index(a->verifier);
-    pthread_mutex_lock(&a->mu);
-    a->sending = true;
-    a->call_ended = false;
-    struct rpc_msg *request = rpc_msg_share(a->request);
-    pthread_mutex_unlock(&a->mu);
-    struct rpc_stream *s = rpc_stream_new(upstream_client(a->verifier),
-                                          "/tandem.v1.Verifier/Generate", NULL, &events, a);
+    struct upstream_call *a = leg->a;
+    *leg = (struct upstream_leg){.a = a, .verifier = v};
+    a->target = upstream_target(v);
+    a->tried |= 1u << upstream_index(v);
+    struct rpc_stream *s =
+        rpc_stream_new(upstream_client(v), "/tandem.v1.Verifier/Generate", NULL, &events, leg);
     rpc_stream_send(s, request);
     rpc_stream_close(s);
     pthread_mutex_lock(&a->mu);
-    a->call = s;
-    a->sending = false;
-    bool call_ended = a->call_ended;
-    if (a->cancelled) // before a->call was set
+    leg->call = s;
+    if (a->cancelled) // before leg->call was set
         rpc_stream_cancel(s);
     pthread_mutex_unlock(&a->mu);
-    if (call_ended)
-        end_call(a);
 }
 
-/* A verifier with the same model that was not tried yet; NULL: there is none. */
-static struct verifier *choose_verifier(const struct upstream_call *a)
+/* A verifier with the same model that was not tried yet, or that can continue the answer. NULL:
+ * there is none. */
+static struct verifier *choose_verifier(const struct upstream_call *a,
+                                        const struct upstream_leg * not )
 {
-    const struct upstream_want want = {.prompt = a->prompt, .like = a->model, .except = a->tried};
+    const struct upstream_want want = {.prompt = a->prompt,
+                                       .like = a->model,
+                                       .continues = a->begun,
+                                       .except = !a->begun ? a->tried
+                                                 : not     ? 1u << upstream_index(not ->verifier)
+                                                           : 0};
     const struct upstream_model *model;
     struct verifier *v;
     if (upstream_take(a->upstream, &want, &v, &model) < 0)
@@ -135,43 +155,266 @@ static struct verifier *choose_verifier(const struct upstream_call *a)
     return v;
 }
 
-/* Retries a request that has not begun, if its verifier is unreachable or full. true: the request
- * was sent to another verifier. */
-static bool retry_call(struct upstream_call *a)
+static struct rpc_msg *next_request(struct upstream_call *a)
 {
-    bool unreachable = a->status.code == RPC_UNAVAILABLE,
-         full = a->status.code == RPC_RESOURCE_EXHAUSTED;
-    if (!a->request || !(unreachable || full) || __builtin_popcount(a->tried) == MAX_TRIES)
+    if (!a->begun)
+        return rpc_msg_share(a->request);
+    struct rpc_msg *rest = committed_pack(&a->committed, a->model->info->fingerprint);
+    struct rpc_msg *request = rest ? rpc_msg_joined(a->request, rest) : NULL;
+    rpc_msg_free(rest);
+    return request;
+}
+
+/* The verifier that the call leaves, and the reason. */
+static const char *left_target(const struct upstream_call *a)
+{
+    return a->current ? upstream_target(a->current->verifier) : a->lost_target;
+}
+
+static const char *left_why(const struct upstream_call *a)
+{
+    return a->current ? "it drains or is silent" : a->status.text;
+}
+
+/* Asks another verifier than that of `not` to take over. false: none can be asked now. */
+static bool ask_next(struct upstream_call *a, const struct upstream_leg * not )
+{
+    struct upstream_leg *leg = free_leg(a);
+    bool tried_enough = !a->begun && __builtin_popcount(a->tried) >= MAX_TRIES;
+    struct verifier *v = leg && !tried_enough ? choose_verifier(a, not ) : NULL;
+    struct rpc_msg *request = v ? next_request(a) : NULL;
+    if (!request) {
+        upstream_release(v);
+        pause_tries(a);
         return false;
-    struct verifier *next = choose_verifier(a);
-    if (!next)
-        return false;
-    a->events->on_retry(a, upstream_target(a->verifier), upstream_target(next));
-    upstream_release(a->verifier);
-    a->verifier = next;
-    pthread_mutex_lock(&a->mu);
-    struct rpc_stream *old = TAKE(a->call);
-    pthread_mutex_unlock(&a->mu);
-    rpc_stream_free(old);
-    send_call(a);
+    }
+    leg->a = a;
+    a->next = leg;
+    if (!a->begun)
+        a->events->on_retry(a, left_target(a), upstream_target(v), left_why(a));
+    else if (!a->current)
+        set_waiting(a, clock_us());
+    send_leg(leg, v, request);
     return true;
 }
 
-void upstream_call_begin(struct upstream_call *a)
+/* The next leg has begun and becomes the current one. false: it cannot; its events are ignored. */
+static bool adopt(struct upstream_call *a)
 {
-    if (!a->verifier && !(a->verifier = choose_verifier(a))) {
-        a->status.code = RPC_UNAVAILABLE;
-        snprintf(a->status.text, sizeof(a->status.text), "%s", fail_text());
-        a->events->on_done(a);
+    struct upstream_leg *leg = TAKE(a->next);
+    const char *from = left_target(a), *why = left_why(a);
+    if (!a->exact && committed_has_more(&a->committed)) { // the next tokens may differ from these
+        leave(leg);
+        pause_tries(a);
+        return false;
+    }
+    if (a->current)
+        leave(a->current);
+    a->current = leg;
+    committed_continued(&a->committed);
+    a->lost_us = 0;
+    a->pause_us = FIRST_PAUSE_US;
+    set_waiting(a, 0);
+    if (a->begun)
+        a->events->on_resume(a, from, upstream_target(leg->verifier), why);
+    return true;
+}
+
+/* ---- the verifier's events; with step_mu ---- */
+
+static void mark_begun(struct upstream_call *a, int64_t seed)
+{
+    a->begun = true;
+    a->committed.seed = seed;
+    free(TAKE(a->prompt));
+    set_waiting(a, 0);
+    if (a->next) // it would draw another seed
+        leave(TAKE(a->next));
+}
+
+static bool take_started(struct upstream_leg *leg, const Tandem__V1__GenerateEvent *e)
+{
+    struct upstream_call *a = leg->a;
+    struct committed_choice *c = &a->committed.choices[e->choice];
+    leg->begun = true;
+    if (!a->begun)
+        mark_begun(a, e->started->seed);
+    if (c->started) // by another verifier
+        return true;
+    c->started = true;
+    a->events->on_event(a, e);
+    return true;
+}
+
+static bool hold(void *user, size_t bytes)
+{
+    struct upstream_call *a = user;
+    return a->events->on_hold(a, bytes);
+}
+
+static bool take_run(struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
+{
+    Tandem__V1__TokenRun run = *e->run;
+    Tandem__V1__GenerateEvent fresh = *e;
+    fresh.run = &run;
+    if (a->committed.choices[e->choice].finished)
+        return true;
+    if (committed_take(&a->committed, e->choice, &run, hold, a) < 0)
+        return false;
+    if (run.n_tokens)
+        a->events->on_event(a, &fresh);
+    return true;
+}
+
+static bool take_finished(struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
+{
+    struct committed_choice *c = &a->committed.choices[e->choice];
+    if (c->finished)
+        return true;
+    c->finished = true;
+    a->events->on_event(a, e);
+    return true;
+}
+
+/* false: the event is not valid. */
+static bool take_event(struct upstream_leg *leg, const Tandem__V1__GenerateEvent *e)
+{
+    struct upstream_call *a = leg->a;
+    if (e->choice >= a->committed.n)
+        return false;
+    if (e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_STARTED)
+        return take_started(leg, e);
+    if (!leg->begun)
+        return false;
+    if (e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_RUN)
+        return take_run(a, e);
+    if (e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED)
+        return take_finished(a, e);
+    return true; // of a newer verifier
+}
+
+static void take_message(struct upstream_leg *leg, const Tandem__V1__GenerateEvent *e)
+{
+    struct upstream_call *a = leg->a;
+    if (leg == a->next && e && !adopt(a))
+        return;
+    if (e && take_event(leg, e))
+        return;
+    pthread_mutex_lock(&a->mu);
+    a->malformed = true;
+    pthread_mutex_unlock(&a->mu);
+    finish(a);
+}
+
+static void on_message(void *user, struct rpc_msg *msg)
+{
+    struct upstream_leg *leg = user;
+    struct upstream_call *a = leg->a;
+    pthread_mutex_lock(&a->step_mu);
+    if (leg == a->current || leg == a->next) {
+        ProtobufCMessage *m = rpc_unpack(&tandem__v1__generate_event__descriptor, msg);
+        take_message(leg, (Tandem__V1__GenerateEvent *)m);
+        if (m)
+            protobuf_c_message_free_unpacked(m, NULL);
+    }
+    end_step(a);
+}
+
+/* ---- the end of a leg; with step_mu ---- */
+
+/* Whether another verifier may do better. The other errors are the request's own. */
+static bool may_move(const struct upstream_call *a, bool leg_begun, enum rpc_code code)
+{
+    switch (code) {
+    case RPC_UNAVAILABLE:
+        return true;
+    case RPC_RESOURCE_EXHAUSTED: // the queue is full
+        return !leg_begun;
+    case RPC_FAILED_PRECONDITION: // restarted with another model
+        return a->begun && !leg_begun;
+    default:
+        return false;
+    }
+}
+
+/* The call has no verifier now: `leg`, the last one, has ended with this code. */
+static void take_loss(struct upstream_call *a, const struct upstream_leg *leg, enum rpc_code code)
+{
+    int64_t now_us = clock_us();
+    bool moves = may_move(a, leg->begun, code) && !is_cancelled(a);
+    a->n_lost += leg->begun;
+    if (!moves || (a->begun && (!can_continue(a) || a->n_lost > MAX_LOST))) {
+        finish(a);
         return;
     }
-    pthread_mutex_lock(&a->mu);
-    a->waiting_since_us = clock_us();
-    pthread_mutex_unlock(&a->mu);
-    send_call(a);
+    a->lost_us = a->lost_us ? a->lost_us : now_us;
+    if (a->next || (a->begun && now_us < a->try_us))
+        return; // it may take over; or the next tick tries again
+    if (!ask_next(a, leg) && !a->begun)
+        finish(a);
+}
+
+static void take_end(struct upstream_leg *leg, const struct rpc_status *status)
+{
+    struct upstream_call *a = leg->a;
+    if (status->code == RPC_UNAVAILABLE && !is_cancelled(a))
+        upstream_suspect(leg->verifier);
+    if (leg != a->current && leg != a->next)
+        return; // it was left
+    if (leg == a->current) {
+        a->current = NULL;
+        a->lost_target = upstream_target(leg->verifier);
+        a->status = *status;
+    } else {
+        a->next = NULL;
+        pause_tries(a);
+        if (!a->begun && !a->current)
+            a->status = *status;
+    }
+    if (!a->current)
+        take_loss(a, leg, status->code);
+}
+
+static void on_end(void *user, const struct rpc_status *status)
+{
+    struct upstream_leg *leg = user;
+    struct upstream_call *a = leg->a;
+    pthread_mutex_lock(&a->step_mu);
+    take_end(leg, status);
+    free_ended(leg);
+    end_step(a);
+}
+
+/* ---- the call ---- */
+
+void upstream_call_begin(struct upstream_call *a)
+{
+    pthread_mutex_lock(&a->step_mu);
+    struct verifier *v = a->verifier ? TAKE(a->verifier) : choose_verifier(a, NULL);
+    if (v) {
+        set_waiting(a, clock_us());
+        a->legs[0].a = a;
+        a->current = &a->legs[0];
+        send_leg(a->current, v, rpc_msg_share(a->request));
+    } else {
+        a->status.code = RPC_UNAVAILABLE;
+        snprintf(a->status.text, sizeof(a->status.text), "%s", fail_text());
+        a->over = true;
+    }
+    end_step(a);
 }
 
 /* ---- any thread ---- */
+
+/* With mu. */
+static void cancel_locked(struct upstream_call *a)
+{
+    a->cancelled = true;
+    for (int i = 0; i < UPSTREAM_CALL_LEGS; i++) {
+        if (a->legs[i].call)
+            rpc_stream_cancel(a->legs[i].call); // harmless if it has ended
+    }
+}
 
 void upstream_call_cancel(struct upstream_call *a)
 {
@@ -183,25 +426,68 @@ void upstream_call_cancel(struct upstream_call *a)
 void upstream_call_expire(struct upstream_call *a, int64_t late_us)
 {
     pthread_mutex_lock(&a->mu);
-    if (a->call && a->waiting_since_us && a->waiting_since_us < late_us) {
+    if (a->waiting_since_us && a->waiting_since_us < late_us && !a->cancelled) {
         a->overdue = true;
         cancel_locked(a);
     }
     pthread_mutex_unlock(&a->mu);
 }
 
+/* With step_mu. Whether the call should not stay at the verifier that runs it. A drain is no reason
+ * to change bits. */
+static bool leaves(const struct upstream_call *a, int64_t now_us)
+{
+    switch (upstream_stay(a->current->verifier, a->patience->stall_us, now_us)) {
+    case UPSTREAM_STAYS:
+        return false;
+    case UPSTREAM_LEAVES:
+        return !a->begun || (a->exact && can_continue(a));
+    default: // UPSTREAM_SILENT
+        return !a->begun || can_continue(a);
+    }
+}
+
+/* With step_mu. */
+static void tick(struct upstream_call *a, int64_t now_us)
+{
+    bool may_try = now_us >= a->try_us;
+    if (a->next) {
+        if (upstream_stay(a->next->verifier, a->patience->stall_us, now_us) == UPSTREAM_SILENT)
+            leave(a->next); // its end tries again
+    } else if (a->current) {
+        if (may_try && leaves(a, now_us))
+            ask_next(a, a->current);
+    } else if (is_cancelled(a) || now_us - a->lost_us >= a->patience->resume_us) {
+        finish(a);
+    } else if (may_try) {
+        ask_next(a, NULL);
+    }
+}
+
+void upstream_call_tick(struct upstream_call *a, int64_t now_us)
+{
+    pthread_mutex_lock(&a->step_mu);
+    if ((a->current || a->lost_us) && !a->over)
+        tick(a, now_us);
+    end_step(a);
+}
+
 void upstream_call_pause(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->mu);
-    if (a->call && !a->cancelled)
-        rpc_stream_pause(a->call);
+    for (int i = 0; i < UPSTREAM_CALL_LEGS && !a->cancelled; i++) {
+        if (a->legs[i].call)
+            rpc_stream_pause(a->legs[i].call);
+    }
     pthread_mutex_unlock(&a->mu);
 }
 
 void upstream_call_resume(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->mu);
-    if (a->call)
-        rpc_stream_resume(a->call);
+    for (int i = 0; i < UPSTREAM_CALL_LEGS; i++) {
+        if (a->legs[i].call)
+            rpc_stream_resume(a->legs[i].call);
+    }
     pthread_mutex_unlock(&a->mu);
 }

@@ -1,11 +1,20 @@
-/* upstream_call.h - one Generate call. If its verifier is unreachable or full before the request
- * has begun, the call is retried at another verifier with the same model and fingerprint.
+/* upstream_call.h - one Generate call, from one verifier to the next if need be.
+ *
+ * The call moves to another verifier with the same model and fingerprint:
+ *
+ *     not begun   its verifier is unreachable, full, drains or is silent
+ *     begun       its verifier is lost (UNAVAILABLE), drains or is silent; the other verifier gets
+ *                 the committed tokens and continues the answer with the same bits
+ *
+ * A verifier that drains or is silent keeps the call until the other one has begun, so nothing is
+ * lost if none can take it. A lost call waits for a verifier for patience->resume_us.
  *
  * Threads: upstream_call_begin() and the callbacks one at a time; upstream_call_cancel() and the
  * functions after it any. */
 #pragma once
 #include <pthread.h>
 #include <stdbool.h>
+#include "gateway/upstream/committed.h"
 #include "gateway/upstream/upstream.h"
 #include "rpc/rpc.h"
 #include "tandem/v1/verifier.pb-c.h"
@@ -13,13 +22,28 @@
 struct upstream_call;
 
 struct upstream_call_events {
-    /* false: the event is not valid; the call ends as malformed. */
-    bool (*on_event)(struct upstream_call *a, const Tandem__V1__GenerateEvent *e);
-    /* The call is retried at another verifier; the reason is status.text. */
-    void (*on_retry)(struct upstream_call *a, const char *from, const char *to);
+    /* Each event of the answer once, whatever verifiers send it. */
+    void (*on_event)(struct upstream_call *a, const Tandem__V1__GenerateEvent *e);
+    /* The call has not begun and is sent to another verifier; why: the end of the last try. */
+    void (*on_retry)(struct upstream_call *a, const char *from, const char *to, const char *why);
+    /* Another verifier, or the same after a restart, continues the answer. */
+    void (*on_resume)(struct upstream_call *a, const char *from, const char *to, const char *why);
+    /* Whether the call may keep this many more bytes. Called while on_event() is not running. */
+    bool (*on_hold)(struct upstream_call *a, size_t bytes);
     /* The last callback; may come before upstream_call_begin() returns. */
     void (*on_done)(struct upstream_call *a);
 };
+
+/* A stream to one verifier. */
+struct upstream_leg {
+    struct upstream_call *a;
+    struct verifier *verifier; // NULL: the leg is free
+    struct rpc_stream *call;   // with the call's mu
+    bool begun;
+};
+
+/* The current one, the next one, and one that was left and has not ended yet. */
+#define UPSTREAM_CALL_LEGS 3
 
 struct upstream_call {
     const struct upstream_call_events *events;
@@ -27,24 +51,36 @@ struct upstream_call {
     unsigned index; // for the owner
     struct upstream *upstream;
     const struct upstream_model *model;
-    struct verifier *verifier;      // NULL: to be chosen
-    struct rpc_msg *request;        // until the verifier has begun the request
-    struct affinity_prompt *prompt; // as long as `request`; NULL: not known
-    const char *target;             // of the last try; NULL: none
-    uint32_t tried;                 // a bit per upstream_index()
-    struct rpc_status status;       // valid when the call has ended
-    bool malformed;                 // the verifier sent an event that is not valid
-    bool overdue;                   // the verifier did not begin the request in time
+    const struct upstream_patience *patience;
+    bool exact;                // the answer has the same bits wherever it is continued
+    struct verifier *verifier; // for the first try; NULL: to be chosen
+    struct rpc_msg *request;
+    struct affinity_prompt *prompt; // until a verifier has begun the request; NULL: not known
+    struct committed committed;
 
-    pthread_mutex_t mu; // guards the fields below, malformed and overdue
+    pthread_mutex_t step_mu;  // one event, end or tick at a time; guards the fields below
+    const char *target;       // of the last try; NULL: none
+    const char *lost_target;  // of the last verifier that was lost
+    uint32_t tried;           // a bit per upstream_index(), while no verifier has begun the request
+    struct rpc_status status; // valid when the call has ended
+    bool begun;               // a verifier has begun the request
+    struct upstream_leg legs[UPSTREAM_CALL_LEGS];
+    struct upstream_leg *current; // its events are the answer; NULL: the verifier is lost
+    struct upstream_leg *next;    // asked to take over; NULL: none
+    int64_t lost_us;              // since when there is no current leg; 0: there is one
+    int64_t try_us, pause_us;     // when another verifier may be asked; the pause before that
+    unsigned n_lost;              // verifiers lost during the answer
+    bool over, done;              // no more tries; the owner knows it
+
+    pthread_mutex_t mu; // guards the fields below
+    bool malformed;     // the verifier sent an event that is not valid
+    bool overdue;       // no verifier began the request in time
     bool cancelled;
-    bool sending, call_ended; // of the current try
-    int64_t waiting_since_us; // start of the wait for the verifier to begin; 0: no wait
-    struct rpc_stream *call;
+    int64_t waiting_since_us; // start of the wait for a verifier to begin; 0: no wait
 };
 
-/* Initialises the private fields; the owner has set events, user, index, upstream and model. */
-void upstream_call_init(struct upstream_call *a);
+/* Initialises the private fields; the owner has set those up to prompt. n: choices. -ENOMEM. */
+int upstream_call_init(struct upstream_call *a, unsigned n);
 void upstream_call_done(struct upstream_call *a);
 /* Sends the request. The call owns verifier, request and prompt. */
 void upstream_call_begin(struct upstream_call *a);
@@ -53,5 +89,8 @@ void upstream_call_begin(struct upstream_call *a);
 void upstream_call_cancel(struct upstream_call *a);
 /* Cancels the call as overdue if it was sent before late_us and the verifier has not begun it. */
 void upstream_call_expire(struct upstream_call *a, int64_t late_us);
+/* Several times per second: moves the call if its verifier leaves, and ends one that found no
+ * verifier in time. Callbacks may run, so the caller holds no lock. */
+void upstream_call_tick(struct upstream_call *a, int64_t now_us);
 void upstream_call_pause(struct upstream_call *a);
 void upstream_call_resume(struct upstream_call *a);

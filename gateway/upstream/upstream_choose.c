@@ -16,11 +16,25 @@ static bool same_bytes(ProtobufCBinaryData a, ProtobufCBinaryData b)
     return a.len == b.len && (!a.len || memcmp(a.data, b.data, a.len) == 0);
 }
 
+const struct verifier *upstream_choose_conflict(const struct verifier *v)
+{
+    const Tandem__V1__ModelInfo *mine = v->model->info;
+    for (unsigned i = 0; i < v->u->n; i++) {
+        const struct verifier *other = &v->u->verifiers[i];
+        if (other != v && other->state == UPSTREAM_READY &&
+            same_bytes(mine->name, other->model->info->name) &&
+            !same_bytes(mine->fingerprint, other->model->info->fingerprint))
+            return other;
+    }
+    return NULL;
+}
+
 /* Whether the verifier may get the request, whatever its state is. */
 static bool is_suitable(const struct verifier *v, const struct upstream_want *w)
 {
     const struct upstream_model *like = w->like;
-    if (w->except >> verifier_index(v) & 1 || !serves_model(v, w->model))
+    if (w->except >> verifier_index(v) & 1 || !serves_model(v, w->model) ||
+        (w->continues && !v->model->info->continues))
         return false;
     return !like || (same_bytes(like->info->name, v->model->info->name) &&
                      same_bytes(like->info->fingerprint, v->model->info->fingerprint));

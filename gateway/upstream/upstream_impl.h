@@ -13,8 +13,10 @@ struct verifier {
     enum upstream_state state; // this field and those below: with u's lock
     const struct upstream_model *model;
     char problem[FAIL_TEXT_MAX];
+    bool other_model; // REFUSED for its fingerprint; else for its protocol version
     bool query_pending;
     int64_t query_at_us;
+    int64_t answered_us; // time of its last answer to GetModel
 };
 
 struct waiter {
@@ -45,6 +47,9 @@ static inline unsigned verifier_index(const struct verifier *v)
 }
 
 /* ---- upstream_choose.c; all with the lock ---- */
+
+/* A ready verifier with v's model name and another fingerprint; NULL: none. v->model is set. */
+const struct verifier *upstream_choose_conflict(const struct verifier *v);
 
 /* The verifier for a request, see upstream_take(). NULL: no suitable one is ready. */
 struct verifier *upstream_choose(struct upstream *u, const struct upstream_want *want);

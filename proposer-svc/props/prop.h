@@ -17,6 +17,7 @@
 #include "model/draft.h"
 
 #define PROP_TENANT_MAX 64  // bytes
+#define PROP_MODEL_MAX 32   // bytes
 #define PROP_BANNED_MAX 128 // tokens; more are ignored
 #define PROP_BIAS_MAX 1024  // tokens; more are ignored
 
@@ -31,6 +32,8 @@ struct prop_context {
     uint32_t n_verifying;   // draft tokens at the end, which the verifier is verifying
     const uint8_t *tenant;  // owner of the text; no other tenant may see any of it
     uint32_t tenant_len;    // at most PROP_TENANT_MAX; an empty name is a tenant too
+    const uint8_t *model;   // fingerprint of the target; token ids mean nothing to another one
+    uint32_t model_len;     // at most PROP_MODEL_MAX; 0: the verifier does not tell
 };
 
 struct prop_sampling {

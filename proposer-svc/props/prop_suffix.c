@@ -14,10 +14,11 @@
  * place whose continuation reaches the end of the context continues in the draft itself.
  *
  * An output is added to the pool of past outputs when its sequence ends, so it is added once. A
- * session that is only dropped may come back. A tenant's drafts use only its own outputs.
+ * session that is only dropped may come back. Drafts use only outputs of the same tenant and target
+ * model.
  *
  * Memory: at most 47 bytes per token of context and 40 KiB per sequence. The pool has 46 bytes per
- * token if its size is a power of two, and 76 bytes per tenant. */
+ * token if its size is a power of two, and 112 bytes per tenant and model. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -113,13 +114,25 @@ static int suffix_open(void **ret_shared)
 
 /* ---- one sequence's context ---- */
 
+/* Token ids of one model mean nothing to another one. Returns the length. */
+static uint32_t owner_of(const struct prop_context *c, uint8_t ret_owner[SUFFIX_POOL_OWNER_MAX])
+{
+    ret_owner[0] = (uint8_t)c->model_len;
+    if (c->model_len)
+        memcpy(ret_owner + 1, c->model, c->model_len);
+    if (c->tenant_len)
+        memcpy(ret_owner + 1 + c->model_len, c->tenant, c->tenant_len);
+    return 1 + c->model_len + c->tenant_len;
+}
+
 /* If the length of the prompt is unknown, its end is too: nothing is added to the pool. */
 static void suffix_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
     struct shared *sh = shared;
     struct suffix_seq *s = seq;
+    uint8_t owner[SUFFIX_POOL_OWNER_MAX];
     if (sh->pool && c && c->n_prompt && c->n > c->n_prompt)
-        suffix_pool_add(sh->pool, c->tenant, c->tenant_len, c->tokens + c->n_prompt,
+        suffix_pool_add(sh->pool, owner, owner_of(c, owner), c->tokens + c->n_prompt,
                         c->n - c->n_prompt);
     ngram_index_done(&s->grams);
 }
@@ -335,7 +348,8 @@ static void search_pool(const struct shared *sh, const struct prop_context *c, u
                         struct guess *best)
 {
     struct suffix_pool_view pool;
-    if (!suffix_pool_lock(sh->pool, c->tenant, c->tenant_len, &pool))
+    uint8_t owner[SUFFIX_POOL_OWNER_MAX];
+    if (!suffix_pool_lock(sh->pool, owner, owner_of(c, owner), &pool))
         return;
     struct text text = {
         .grams = pool.grams, .owner = pool.owner, .oldest = pool.oldest, .end = pool.end};

@@ -1,4 +1,4 @@
-/* suffix_pool.c - the ring of tokens, its index, and a table of the tenants whose outputs it
+/* suffix_pool.c - the ring of tokens, its index, and a table of the owners whose outputs it
  * has. */
 #include <errno.h>
 #include <pthread.h>
@@ -11,11 +11,11 @@
 
 #define POSITION_MAX (1u << 31) // beyond it the pool is cleared, and positions restart at 1
 
-struct tenant {
-    uint32_t next;     // tenant in the same bucket, or the next free entry; 0: none
+struct owner {
+    uint32_t next;     // owner in the same bucket, or the next free entry; 0: none
     uint32_t n_tokens; // in the ring, marks included; 0: the entry is free
     uint32_t len;
-    uint8_t bytes[PROP_TENANT_MAX];
+    uint8_t bytes[SUFFIX_POOL_OWNER_MAX];
 };
 
 struct suffix_pool {
@@ -23,8 +23,8 @@ struct suffix_pool {
     struct ngram_index grams;
     uint32_t *tokens, *owners; // (mask + 1)
     uint32_t max_tokens, oldest, end;
-    struct tenant *tenants; // (max_tenants), by number; [0] is unused
-    uint32_t n_tenants, max_tenants, first_free, bucket_mask;
+    struct owner *table; // (max_owners), by number; [0] is unused
+    uint32_t n_owners, max_owners, first_free, bucket_mask;
     uint32_t *buckets;
 };
 
@@ -38,7 +38,7 @@ int suffix_pool_new(uint32_t max_tokens, uint64_t salt, struct suffix_pool **ret
         return fail(-ENOMEM, "no memory");
     pthread_rwlock_init(&p->lock, NULL);
     p->max_tokens = max_tokens;
-    p->oldest = p->end = p->n_tenants = 1;
+    p->oldest = p->end = p->n_owners = 1;
     p->bucket_mask = size / 16 - 1;
     p->tokens = malloc(size * sizeof(*p->tokens));
     p->owners = malloc(size * sizeof(*p->owners));
@@ -59,13 +59,13 @@ void suffix_pool_free(struct suffix_pool *p)
     ngram_index_done(&p->grams);
     free(p->tokens);
     free(p->owners);
-    free(p->tenants);
+    free(p->table);
     free(p->buckets);
     pthread_rwlock_destroy(&p->lock);
     free(p);
 }
 
-/* ---- tenants ---- */
+/* ---- owners ---- */
 
 static uint32_t *bucket_of(const struct suffix_pool *p, const uint8_t *bytes, uint32_t len)
 {
@@ -75,45 +75,45 @@ static uint32_t *bucket_of(const struct suffix_pool *p, const uint8_t *bytes, ui
     return &p->buckets[rng_splitmix64(h) & p->bucket_mask];
 }
 
-/* The tenant's number; 0: it has no outputs. */
-static uint32_t find_tenant(const struct suffix_pool *p, const uint8_t *bytes, uint32_t len)
+/* The owner's number; 0: it has no outputs. */
+static uint32_t find_owner(const struct suffix_pool *p, const uint8_t *bytes, uint32_t len)
 {
     uint32_t t = *bucket_of(p, bytes, len);
-    while (t && (p->tenants[t].len != len || memcmp(p->tenants[t].bytes, bytes, len) != 0))
-        t = p->tenants[t].next;
+    while (t && (p->table[t].len != len || memcmp(p->table[t].bytes, bytes, len) != 0))
+        t = p->table[t].next;
     return t;
 }
 
-/* Numbers a tenant that has no number. 0: no memory. There are at most as many tenants as
+/* Numbers an owner that has no number. 0: no memory. There are at most as many owners as
  * outputs. */
-static uint32_t add_tenant(struct suffix_pool *p, const uint8_t *bytes, uint32_t len)
+static uint32_t add_owner(struct suffix_pool *p, const uint8_t *bytes, uint32_t len)
 {
     uint32_t t = p->first_free;
     if (t) {
-        p->first_free = p->tenants[t].next;
-    } else if (p->n_tenants >= p->max_tenants) {
-        uint32_t max = p->max_tenants * 2 + 64;
-        struct tenant *tenants = realloc(p->tenants, max * sizeof(*tenants));
-        if (!tenants)
+        p->first_free = p->table[t].next;
+    } else if (p->n_owners >= p->max_owners) {
+        uint32_t max = p->max_owners * 2 + 64;
+        struct owner *table = realloc(p->table, max * sizeof(*table));
+        if (!table)
             return 0;
-        p->tenants = tenants;
-        p->max_tenants = max;
+        p->table = table;
+        p->max_owners = max;
     }
     if (!t)
-        t = p->n_tenants++;
+        t = p->n_owners++;
     uint32_t *bucket = bucket_of(p, bytes, len);
-    p->tenants[t] = (struct tenant){.next = *bucket, .len = len};
-    memcpy(p->tenants[t].bytes, bytes, len);
+    p->table[t] = (struct owner){.next = *bucket, .len = len};
+    memcpy(p->table[t].bytes, bytes, len);
     *bucket = t;
     return t;
 }
 
-static void remove_tenant(struct suffix_pool *p, uint32_t t)
+static void remove_owner(struct suffix_pool *p, uint32_t t)
 {
-    struct tenant *gone = &p->tenants[t];
+    struct owner *gone = &p->table[t];
     uint32_t *at = bucket_of(p, gone->bytes, gone->len);
     while (*at != t)
-        at = &p->tenants[*at].next;
+        at = &p->table[*at].next;
     *at = gone->next;
     gone->next = p->first_free;
     p->first_free = t;
@@ -133,8 +133,8 @@ static void drop_oldest(struct suffix_pool *p)
         n++;
     for (unsigned i = 0; i < NGRAM_INDEX_LENS && ngram_index_lens[i] < n; i++)
         ngram_index_forget(&p->grams, i, at + ngram_index_lens[i]);
-    if (--p->tenants[owner].n_tokens == 0)
-        remove_tenant(p, owner);
+    if (--p->table[owner].n_tokens == 0)
+        remove_owner(p, owner);
 }
 
 static void clear_pool(struct suffix_pool *p)
@@ -142,36 +142,36 @@ static void clear_pool(struct suffix_pool *p)
     ngram_index_clear(&p->grams);
     memset(p->buckets, 0, (p->bucket_mask + 1) * sizeof(*p->buckets));
     p->first_free = 0;
-    p->oldest = p->end = p->n_tenants = 1;
+    p->oldest = p->end = p->n_owners = 1;
 }
 
 static void append_token(struct suffix_pool *p, uint32_t token, uint32_t owner)
 {
     p->owners[p->end & p->grams.mask] = owner;
     *token_at(p, p->end++) = token;
-    p->tenants[owner].n_tokens++;
+    p->table[owner].n_tokens++;
 }
 
-static void add_output(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,
+static void add_output(struct suffix_pool *p, const uint8_t *owner, uint32_t owner_len,
                        const uint32_t *tokens, uint32_t n)
 {
     if (p->end > POSITION_MAX)
         clear_pool(p);
     while (p->end - p->oldest + n + 1 > p->max_tokens)
         drop_oldest(p);
-    uint32_t owner = find_tenant(p, tenant, tenant_len);
-    if (!owner)
-        owner = add_tenant(p, tenant, tenant_len);
-    if (!owner)
+    uint32_t number = find_owner(p, owner, owner_len);
+    if (!number)
+        number = add_owner(p, owner, owner_len);
+    if (!number)
         return;
-    append_token(p, SUFFIX_POOL_MARK, owner);
+    append_token(p, SUFFIX_POOL_MARK, number);
     for (uint32_t i = 0; i < n; i++)
-        append_token(p, tokens[i], owner);
+        append_token(p, tokens[i], number);
     for (uint32_t i = 1; i < n; i++)
         ngram_index_add(&p->grams, p->end - n + i, i);
 }
 
-void suffix_pool_add(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,
+void suffix_pool_add(struct suffix_pool *p, const uint8_t *owner, uint32_t owner_len,
                      const uint32_t *tokens, uint32_t n)
 {
     if (n > p->max_tokens - 1) {
@@ -184,16 +184,16 @@ void suffix_pool_add(struct suffix_pool *p, const uint8_t *tenant, uint32_t tena
     if (n < 2)
         return;
     pthread_rwlock_wrlock(&p->lock);
-    add_output(p, tenant, tenant_len, tokens, n);
+    add_output(p, owner, owner_len, tokens, n);
     pthread_rwlock_unlock(&p->lock);
 }
 
-bool suffix_pool_lock(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,
+bool suffix_pool_lock(struct suffix_pool *p, const uint8_t *owner, uint32_t owner_len,
                       struct suffix_pool_view *ret)
 {
     pthread_rwlock_rdlock(&p->lock);
     *ret = (struct suffix_pool_view){.grams = &p->grams,
-                                     .owner = find_tenant(p, tenant, tenant_len),
+                                     .owner = find_owner(p, owner, owner_len),
                                      .oldest = p->oldest,
                                      .end = p->end};
     if (!ret->owner)

@@ -80,8 +80,8 @@ class Service {
 }
 
 export class Stack {
-  // proposers: 'ngram' starts a proposer-svc, else addresses of proposers. proposerArgs, verifierArgs: more options for them.
-  static async start({model = 'models/tales-1m-q8_0.gguf', proposers = ['ngram'], proposerArgs = [], verifierArgs = []} = {}) {
+  // proposers: 'ngram' starts a proposer-svc, else addresses of proposers. proposerArgs, verifierArgs, gatewayArgs: more options for them.
+  static async start({model = 'models/tales-1m-q8_0.gguf', proposers = ['ngram'], proposerArgs = [], verifierArgs = [], gatewayArgs = []} = {}) {
     const stack = new Stack();
     stack.dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tandem-test-'));
     stack.port = await freePort();
@@ -95,7 +95,7 @@ export class Stack {
       path.resolve(root, model), '--policy', 'fixed',
       ...targets.flatMap((t) => ['--proposers', t]), ...verifierArgs]);
     stack.gateway = new Service(stack, 'gateway', ['--listen', `127.0.0.1:${stack.port}`, '--verifiers',
-      stack.verifierAddress]);
+      stack.verifierAddress, ...gatewayArgs]);
     try {
       await stack.healthy();
     } catch (e) {

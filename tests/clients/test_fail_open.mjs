@@ -94,7 +94,8 @@ test('the n-gram proposer', async (t) => {
 });
 
 test('a verifier that is killed', async (t) => {
-  const stack = await Stack.start({model: 'models/tales-11m-q8_0.gguf', proposers: [], verifierArgs: ['--max-sequences', '12']});
+  const stack = await Stack.start({model: 'models/tales-11m-q8_0.gguf', proposers: [], verifierArgs: ['--max-sequences', '12'],
+    gatewayArgs: ['--resume-wait', '0']}); // else the gateway waits for another verifier
   t.after(() => stack.stop());
   // Status and text of an answer, and its end time. The timeout is much longer than the expected time.
   const ask = async (stream, body) => {

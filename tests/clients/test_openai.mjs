@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict';
 import {spawnSync} from 'node:child_process';
 import fs from 'node:fs';
+import os from 'node:os';
 import path from 'node:path';
 import {after, before, test} from 'node:test';
 import {need, root, Stack, until} from './stack.mjs';
@@ -215,6 +216,27 @@ test('an empty prompt is served if BOS or the template adds a token', async () =
   assert.equal((await complete()).usage.prompt_tokens, 1);
   await assert.rejects(complete({add_special_tokens: false}), (e) => e.status === 400 && /the prompt is empty/.test(e.message));
   assert.ok((await chat({messages: [{role: 'user', content: ''}]})).usage.prompt_tokens > 0);
+});
+
+test('limits of a key are in the header, and a request above them is a RateLimitError', async () => {
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tandem-test-'));
+  const file = path.join(dir, 'keys');
+  fs.writeFileSync(file, 'alice sk-the-key-of-alice rate=60 tokens_per_day=60\n', {mode: 0o600});
+  const keyed = await Stack.start({proposers: [], gatewayArgs: ['--api-keys', file]});
+  try {
+    const alice = new OpenAI({baseURL: `${keyed.url}/v1`, apiKey: 'sk-the-key-of-alice', maxRetries: 0});
+    const body = {model: 'default', prompt: 'Once', max_tokens: 40};
+    const {response} = await alice.completions.create(body).withResponse();
+    assert.equal(response.headers.get('x-ratelimit-limit-requests'), '60');
+    assert.equal(response.headers.get('x-ratelimit-limit-tokens'), '60');
+    assert.equal(response.headers.get('x-ratelimit-remaining-tokens'), '19');
+    assert.match(response.headers.get('x-ratelimit-reset-requests'), /^\d+(\.\d+)?m?s$/);
+    await assert.rejects(alice.completions.create(body), (e) => e instanceof OpenAI.RateLimitError &&
+      e.code === 'rate_limit_exceeded' && Number(e.headers.get('retry-after')) >= 1);
+  } finally {
+    await keyed.stop();
+    fs.rmSync(dir, {recursive: true});
+  }
 });
 
 test('a disconnect frees the sequence', async () => {

@@ -22,10 +22,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     struct openai_request q;
     struct openai_fault fault;
     const char *body = (const char *)data;
-    one(openai_request_parse(OPENAI_CHAT, body, n, &q, &fault), &q, &fault);
-    one(openai_request_parse(OPENAI_COMPLETION, body, n, &q, &fault), &q, &fault);
-    one(openai_request_parse(OPENAI_RESPONSES, body, n, &q, &fault), &q, &fault);
-    one(openai_tokenize_parse(body, n, &q, &fault), &q, &fault);
-    one(openai_detokenize_parse(body, n, &q, &fault), &q, &fault);
+    one(openai_request_parse(OPENAI_CHAT, body, n, NULL, &q, &fault), &q, &fault);
+    one(openai_request_parse(OPENAI_COMPLETION, body, n, NULL, &q, &fault), &q, &fault);
+    one(openai_request_parse(OPENAI_RESPONSES, body, n, NULL, &q, &fault), &q, &fault);
+    one(openai_tokenize_parse(body, n, NULL, &q, &fault), &q, &fault);
+    one(openai_detokenize_parse(body, n, NULL, &q, &fault), &q, &fault);
     return 0;
 }

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 #include "gateway/openai/output_parser.h"
+#include "lib/clients/tools.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
@@ -44,14 +45,11 @@ static void compare(const struct output_parser_out *a, const struct output_parse
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     static const struct output_parser_thinking think = {"<think>", "</think>"};
-    struct tool_types *types;
     if (!n)
         return 0;
-    int rc = tool_types_new(
+    struct tool_types *types = tools_of(
         "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{"
-        "\"s\":{\"type\":\"string\"},\"b\":{\"type\":\"boolean\"}}}}}]",
-        &types);
-    assert(rc == 0);
+        "\"s\":{\"type\":\"string\"},\"b\":{\"type\":\"boolean\"}}}}}]");
     struct output_parser_rules rules = {.thinking = data[0] & 16 ? &think : NULL,
                                         .begun = (data[0] & 96) == 32,
                                         .closed = (data[0] & 96) == 64,

@@ -3,10 +3,18 @@
 #include <stdlib.h>
 #include "rpc/rpc.h"
 #include "tandem/v1/verifier.pb-c.h"
+#include "verifier-svc/engine/continuation.h"
 #include "verifier-svc/engine/request.h"
 #include "verifier-svc/engine/seq.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+static void open_seq(struct seq *s)
+{
+    enum seq_end end;
+    if (seq_open(s) == 0 && s->req->continued)
+        continuation_replay(s, &end);
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
@@ -22,11 +30,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     rpc_msg_free(msg);
     if (!m)
         return 0;
-    struct request_limits limits = {tok, "tales-1m-q8_0", 256, 8};
+    struct request_limits limits = {tok, "tales-1m-q8_0", 256, 8, "fp"};
     struct request *r = NULL;
     if (request_read(m, &limits, &r) == 0 && request_open(r, tok) == 0)
         for (uint32_t i = 0; i < r->n; i++)
-            seq_open(r->seqs[i]);
+            open_seq(r->seqs[i]);
     request_drop(r);
     tandem__v1__generate_request__free_unpacked(m, NULL);
     return 0;

@@ -79,7 +79,7 @@ static char *through_a_request(json_t *vars)
     char *text = json_dumps(body, 0);
     struct openai_request q;
     struct openai_fault fault;
-    if (openai_request_parse(OPENAI_CHAT, text, strlen(text), &q, &fault) < 0)
+    if (openai_request_parse(OPENAI_CHAT, text, strlen(text), NULL, &q, &fault) < 0)
         fail_msg("%s: %s", text, fault.text);
     free(text);
     json_t *read = json_loads(q.template_vars, 0, NULL);
@@ -194,7 +194,7 @@ static void r1_shows_the_calls_of_its_history(void **state)
     struct openai_fault fault;
     struct template *t;
     struct outcome o;
-    assert_int_equal(openai_request_parse(OPENAI_CHAT, body, strlen(body), &q, &fault), 0);
+    assert_int_equal(openai_request_parse(OPENAI_CHAT, body, strlen(body), NULL, &q, &fault), 0);
     assert_int_equal(template_new(1, 10000, &t), 0);
     render(t, source, q.template_vars, 0, &o);
     assert_string_equal(o.text, want);

@@ -29,8 +29,9 @@ ROOMS = {  # room: the rooms that it may include besides itself; common/X is wri
     "gateway/openai": "base",
     "gateway/http": "base rpc gateway/openai",
     "gateway/upstream": "base rpc proto gateway/openai",
-    "gateway/serve": "base proto gateway/http gateway/openai gateway/upstream",
-    "gateway": "base rpc gateway/http gateway/openai gateway/serve gateway/upstream",
+    "gateway/keys": "base gateway/openai gateway/upstream",
+    "gateway/serve": "base proto gateway/http gateway/keys gateway/openai gateway/upstream",
+    "gateway": "base rpc gateway/http gateway/keys gateway/openai gateway/serve gateway/upstream",
     "proposer-svc/props": "base model",
     "proposer-svc/draftmodel": "base text model proposer-svc/props",
     "proposer-svc": "base kernel rpc proto proposer-svc/draftmodel proposer-svc/props",
@@ -45,12 +46,13 @@ ROOMS = {  # room: the rooms that it may include besides itself; common/X is wri
 }
 # Decisions that take the time and the measurements as arguments: pattern of the files, headers that they may not include.
 PURE = [
-    (r"verifier-svc/(accept|control)/|verifier-svc/engine/sched\.", r"base/(clock|log|metrics|pool|queue|svc|process)\.h|model/(forward|kv|runner)\.h"),
+    (r"verifier-svc/(accept|control)/|verifier-svc/engine/(sched|flows)\.", r"base/(clock|log|metrics|pool|queue|svc|process)\.h|model/(forward|kv|runner)\.h"),
 ]
 MAX_SOURCES = 25  # .c files of a room
 ONE_DOOR = [  # (pattern of a foreign header's name, pattern of the files that may include it)
     (r"grpc/", r"common/rpc/"),
     (r"microhttpd\.h", r"gateway/http/http_request\.h"),
+    (r"gnutls/", r"gateway/http/http_tls\.c"),
     (r"jansson\.h", r"gateway/"),
     (r"systemd/", r"common/base/(svc|journal)\.c"),
     (r"hwloc", r"common/base/cores\.c"),
@@ -109,7 +111,7 @@ def target(folder, name):
 
 
 def compile_flags():
-    libraries = ["libsystemd", "libprotobuf-c", "libmicrohttpd", "jansson", "libpcre2-8", "hwloc"]
+    libraries = ["libsystemd", "libprotobuf-c", "libmicrohttpd", "gnutls", "jansson", "libpcre2-8", "hwloc"]
     flags = subprocess.run(["pkg-config", "--cflags", *libraries], check=True, capture_output=True, text=True)
     return flags.stdout.split() + ["-std=gnu17", "-D_GNU_SOURCE", '-DTANDEM_VERSION="0"', "-Icommon", "-I.",
                                    "-isystem", GENERATED, "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]

@@ -54,7 +54,7 @@ class Documents(unittest.TestCase):
         self.assertEqual({n for n, r in ranges.items() if len(r) > 1}, {"listen", "threads"})
 
     def test_metrics_lists_every_series(self):
-        sources = [p for folder in ["gateway", "proposer-svc", "verifier-svc", "common/rpc"]
+        sources = [p for folder in ["gateway", "proposer-svc", "verifier-svc", "common/rpc", "common/base"]
                    for p in glob.glob(os.path.join(ROOT, folder, "**", "*.c"), recursive=True)]
         served = {name for p in sources for name in re.findall(r'"(tandem_[a-z0-9_]+)"', read(p))}
         listed = set(re.findall(r"^\| `(tandem_[a-z0-9_]+)`", read("docs/metrics.md"), re.M))

@@ -43,7 +43,7 @@ class Faults(unittest.TestCase):
             self.assertRegex(fault.old, mutate.REFUSAL)
 
     def test_each_folder_has_its_programs(self):
-        self.assertIn("test_auth", mutate.programs_of("gateway/serve"))
+        self.assertIn("test_auth", mutate.programs_of("gateway/keys"))
         self.assertIn("test_rpc", mutate.programs_of("common/rpc"))
         self.assertIn("test_verify", mutate.programs_of("verifier-svc/engine"))
         self.assertIn("test_proposer", mutate.programs_of("proposer-svc"))

@@ -23,6 +23,7 @@
 #include "rpc/rpc.h"
 #include "tandem/v1/protocol.pb-c.h"
 #include "verifier-svc/drafts/drafts_book.h"
+#include "verifier-svc/drafts/proposer_series.h"
 
 #define QUEUED_MAX (1 << 20)    // bytes that may wait for a proposer to read them
 #define ANSWER_MAX (1 << 20)    // bytes of one message from a proposer
@@ -56,6 +57,7 @@ struct peer {
 
     struct rpc_client *client; // the keeper's
     struct drafts_packer *packer;
+    struct proposer_series *series; // as long as `drafts`
     int64_t back_off_us;
     char logged[WHY_MAX]; // the reason that was logged last
 
@@ -285,18 +287,24 @@ static void send_outbox(struct peer *p, const struct drafts_outbox *o)
         on = send_round(p, drafts_pack(p->packer, &o->pieces[i], 1, o->tokens, o->budget_us));
 }
 
-/* Sends until the stream has ended or is to end. */
+/* Sends until the stream has ended or is to end. Requests the proposer's metrics meanwhile. */
 static void send_until_end(struct peer *p)
 {
+    int64_t poll_us = 0;
     pthread_mutex_lock(&p->mu);
     while (is_alive(p)) {
         const struct drafts_outbox *o = drafts_book_take(p->book);
-        if (!o) {
-            pthread_cond_wait(&p->changed, &p->mu);
+        bool due = clock_us() >= poll_us;
+        if (!o && !due) {
+            struct timespec until = clock_at(poll_us);
+            pthread_cond_timedwait(&p->changed, &p->mu, &until);
             continue;
         }
         pthread_mutex_unlock(&p->mu);
-        send_outbox(p, o);
+        if (o)
+            send_outbox(p, o);
+        if (due)
+            poll_us = proposer_series_poll(p->series, p->client, clock_us());
         pthread_mutex_lock(&p->mu);
     }
     struct rpc_stream *stream = TAKE(p->stream); // the engine thread sends no more wishes
@@ -307,6 +315,7 @@ static void send_until_end(struct peer *p)
         pthread_cond_wait(&p->changed, &p->mu);
     pthread_mutex_unlock(&p->mu);
     rpc_stream_free(stream);
+    proposer_series_stop(p->series);
 }
 
 /* Waits before the next try; logs a reason once. */
@@ -425,7 +434,7 @@ static int newcomer_init(struct newcomer *n, const struct drafts_config *c,
     *n = (struct newcomer){.as = as};
     int r = drafts_book_new(c->max_sequences, c->n_vocab, &n->book);
     if (r == 0)
-        r = drafts_packer_new(c->max_sequences, &n->packer);
+        r = drafts_packer_new(c->max_sequences, c->fingerprint ? c->fingerprint : "", &n->packer);
     if (r == 0)
         r = rpc_client_new(as->target, &opt, &n->client);
     return r;
@@ -538,7 +547,7 @@ int drafts_set(struct drafts *d, const struct drafts_target *targets, unsigned n
     return err;
 }
 
-static void peer_init(struct drafts *d, unsigned i)
+static int peer_init(struct drafts *d, unsigned i)
 {
     struct peer *p = &d->peers[i];
     pthread_condattr_t attr;
@@ -550,6 +559,7 @@ static void peer_init(struct drafts *d, unsigned i)
     p->d = d;
     p->index = i;
     p->is_free = true;
+    return proposer_series_new(&p->series);
 }
 
 int drafts_new(const struct drafts_config *c, struct drafts **ret)
@@ -558,12 +568,17 @@ int drafts_new(const struct drafts_config *c, struct drafts **ret)
     if (!d)
         return fail(-ENOMEM, "drafts: no memory");
     d->c = *c;
-    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++)
-        peer_init(d, i);
+    int err = 0;
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
+        int r = peer_init(d, i); // of all: drafts_free() ends all
+        err = r < 0 ? r : err;
+    }
     d->model = strdup(c->model ? c->model : "");
     if (!d->model)
         return fail(-ENOMEM, "drafts: no memory");
-    int err = drafts_set(d, c->targets, c->n_targets);
+    if (err < 0)
+        return err;
+    err = drafts_set(d, c->targets, c->n_targets);
     if (err < 0)
         return err;
     *ret = TAKE(d);
@@ -574,6 +589,7 @@ static void peer_done(struct peer *p)
 {
     if (p->has_keeper)
         pthread_join(p->keeper, NULL);
+    proposer_series_free(p->series);
     pthread_cond_destroy(&p->changed);
     pthread_mutex_destroy(&p->mu);
 }
@@ -764,4 +780,9 @@ bool drafts_stats(struct drafts *d, unsigned i, struct drafts_stats *ret)
     }
     pthread_mutex_unlock(&p->mu);
     return there;
+}
+
+void drafts_series(struct drafts *d, unsigned i, struct proposer_series_copy *ret)
+{
+    proposer_series_copy(d->peers[i].series, ret);
 }

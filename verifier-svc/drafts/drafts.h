@@ -26,7 +26,7 @@
  * Threads:
  * - drafts_new(), drafts_free(): main.
  * - drafts_set(): any, one at a time. drafts_name_of(): the same.
- * - drafts_stats(), drafts_name(), drafts_check_name(): any.
+ * - drafts_stats(), drafts_series(), drafts_name(), drafts_check_name(): any.
  * - All other functions: the engine thread only. */
 #pragma once
 #include <stdatomic.h>
@@ -37,12 +37,14 @@
 #include "model/constraint.h"
 #include "model/dist.h"
 #include "model/draft.h"
+#include "verifier-svc/drafts/proposer_series.h"
 
 #define DRAFTS_PIECE 65536    // context tokens in one message: at most 256 KiB on the wire
 #define DRAFTS_HINT_MAX 16384 // tokens; a longer hint is cut
 #define DRAFTS_NAME_MAX 32    // bytes of a proposer's name, NUL included
 #define DRAFTS_TARGET_MAX 256 // bytes of a target, NUL included
 #define DRAFTS_TENANT_MAX 64  // bytes; a longer one is not sent
+#define DRAFTS_MODEL_MAX 32   // bytes of a fingerprint
 
 #define DRAFTS_SPARSE_MAX 256 // ids of a token's sparse q
 /* Probabilities in a dense q, two bytes each: the draft is cut so that they fit into a message of
@@ -74,6 +76,7 @@ struct drafts_config {
     unsigned n_targets;
     struct drafts_target targets[DRAFT_MAX_PROPOSERS];
     const char *model;
+    const char *fingerprint; // of the target; at most DRAFTS_MODEL_MAX bytes
     uint32_t n_vocab;
     uint64_t vocab_digest;
     uint32_t max_sequences; // that a proposer may know at the same time
@@ -115,7 +118,8 @@ struct drafts_wish {
     struct dist_params sampling;
     struct constraint_ban ban;
     bool ignore_eos;
-    const void *tenant; // may be NULL
+    const char *id, *trace; // of the request, for the proposer's log; may be NULL
+    const void *tenant;     // may be NULL
     size_t tenant_len;
     const uint32_t *hint; // the request's `prediction` as tokens; may be NULL
     uint32_t n_hint;
@@ -181,3 +185,5 @@ void drafts_accepted(struct drafts *d, unsigned i, uint32_t n_tokens);
 
 /* False: there is no proposer at the place. */
 bool drafts_stats(struct drafts *d, unsigned i, struct drafts_stats *ret);
+/* The metrics that the proposer at the place has reported last; empty: none. */
+void drafts_series(struct drafts *d, unsigned i, struct proposer_series_copy *ret);

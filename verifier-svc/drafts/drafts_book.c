@@ -19,7 +19,7 @@ struct known {
     uint64_t sent_digest; // of [0, sent_len)
     uint32_t sent_len;    // committed tokens that were sent to the proposer
     bool announced;       // a Round with it was sent, so its end must be sent too
-    bool introduced;      // hint, tenant and sampling are sent
+    bool introduced;      // hint, tenant, model, ids and sampling are sent
     uint32_t n_resent;    // how often the proposer requested the context again
     bool sent_again;      // n_resent has grown, and no good answer has arrived since
     uint32_t read_len;    // longest context the proposer has answered for
@@ -302,6 +302,8 @@ static struct drafts_entry entry_of(const struct known *s, const struct drafts_w
         e.tenant_len = w->tenant_len <= DRAFTS_TENANT_MAX ? (uint32_t)w->tenant_len : 0;
         if (e.tenant_len)
             memcpy(e.tenant, w->tenant, e.tenant_len);
+        snprintf(e.id, sizeof(e.id), "%s", w->id ? w->id : "");
+        snprintf(e.trace, sizeof(e.trace), "%s", w->trace ? w->trace : "");
     }
     return e;
 }

@@ -1,27 +1,31 @@
 /* drafts_wire.c - packs Rounds, checks answers and descriptions. */
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/err.h"
 #include "kernel/kernel.h"
+#include "rpc/rpc.h"
 #include "tandem/v1/protocol.pb-c.h"
 #include "verifier-svc/drafts/drafts_wire.h"
 
 struct drafts_packer {
     Tandem__V1__Round round;
     uint32_t max_entries;
+    char model[DRAFTS_MODEL_MAX + 1];
     Tandem__V1__RoundSequence *sequences; // (max_entries)
     Tandem__V1__RoundSequence **pointers; // (max_entries): into it
     Tandem__V1__DraftSampling *samplings; // (max_entries)
 };
 
-int drafts_packer_new(uint32_t max_entries, struct drafts_packer **ret)
+int drafts_packer_new(uint32_t max_entries, const char *model, struct drafts_packer **ret)
 {
     AUTO(drafts_packer_free) struct drafts_packer *p = calloc(1, sizeof(*p));
     if (!p)
         return fail(-ENOMEM, "drafts: no memory");
     p->max_entries = max_entries;
+    snprintf(p->model, sizeof(p->model), "%s", model);
     p->sequences = calloc(max_entries, sizeof(*p->sequences));
     p->pointers = calloc(max_entries, sizeof(*p->pointers));
     p->samplings = calloc(max_entries, sizeof(*p->samplings));
@@ -64,8 +68,9 @@ static void pack_sampling(const struct drafts_entry *e, const uint32_t *tokens,
 }
 
 /* The generated messages have no const; packing only reads. */
-static void pack_entry(const struct drafts_entry *e, const uint32_t *tokens,
-                       Tandem__V1__DraftSampling *sampling, Tandem__V1__RoundSequence *to)
+static void pack_entry(const struct drafts_packer *p, const struct drafts_entry *e,
+                       const uint32_t *tokens, Tandem__V1__DraftSampling *sampling,
+                       Tandem__V1__RoundSequence *to)
 {
     tandem__v1__round_sequence__init(to);
     to->seq = e->seq;
@@ -88,6 +93,9 @@ static void pack_entry(const struct drafts_entry *e, const uint32_t *tokens,
         to->hint = to->tokens + to->n_tokens;
         to->tenant.len = e->tenant_len;
         to->tenant.data = (uint8_t *)e->tenant;
+        to->model = rpc_text(p->model);
+        to->id = rpc_text(e->id);
+        to->trace = rpc_text(e->trace);
         pack_sampling(e, to->verifying + e->n_verifying, sampling);
         to->sampling = sampling;
     }
@@ -106,7 +114,7 @@ const Tandem__V1__Round *drafts_pack(struct drafts_packer *p, const struct draft
                                      uint32_t n_entries, const uint32_t *tokens, uint32_t budget_us)
 {
     for (uint32_t i = 0; i < n_entries; i++)
-        pack_entry(&entries[i], tokens, &p->samplings[i], &p->sequences[i]);
+        pack_entry(p, &entries[i], tokens, &p->samplings[i], &p->sequences[i]);
     return round_of(p, n_entries, budget_us);
 }
 

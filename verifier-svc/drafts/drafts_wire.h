@@ -6,6 +6,7 @@
  * Threads: any; a drafts_packer is used by one at a time. */
 #pragma once
 #include <tandem/v1/proposer.pb-c.h>
+#include "base/trace.h"
 #include "verifier-svc/drafts/drafts.h"
 
 /* One sequence in a Round. */
@@ -17,7 +18,7 @@ struct drafts_entry {
     uint32_t n_hint;      // hint tokens, after them
     uint32_t n_verifying; // draft tokens being verified, after the hint
     bool more;            // another piece follows
-    bool introduced;      // false: hint, tenant and sampling are sent
+    bool introduced;      // false: hint, tenant, model, ids and sampling are sent
     enum draft_q_mode q_mode;
     uint64_t draw_key;
     float p_min;
@@ -26,6 +27,7 @@ struct drafts_entry {
     bool ignore_eos;
     uint32_t tenant_len;
     uint8_t tenant[DRAFTS_TENANT_MAX];
+    char id[TRACE_REQUEST_MAX + 1], trace[TRACE_ID_LEN + 1];
 };
 
 struct drafts_closed {
@@ -35,8 +37,8 @@ struct drafts_closed {
 
 struct drafts_packer;
 
-/* For Rounds of at most max_entries sequences. -ENOMEM. */
-int drafts_packer_new(uint32_t max_entries, struct drafts_packer **ret);
+/* For Rounds of at most max_entries sequences. model: the target's fingerprint. -ENOMEM. */
+int drafts_packer_new(uint32_t max_entries, const char *model, struct drafts_packer **ret);
 void drafts_packer_free(struct drafts_packer *p);
 DEFINE_AUTO(struct drafts_packer, drafts_packer_free)
 /* A Round of the entries, or of closed sequences. It points into all arguments and belongs to the

@@ -53,11 +53,13 @@ static int submit(struct verifier_service *s, const struct job *j,
 {
     const struct loaded_model *m = engine_loaded_model(s->engine);
     struct request_limits limits = {m->tok, m->name, m->run.context,
-                                    (uint32_t)s->options->max_sequences};
+                                    (uint32_t)s->options->max_sequences, m->fingerprint};
     AUTO(request_drop) struct request *r = NULL;
     int err = request_read(msg, &limits, &r);
     if (!err && verify && r->n > 1)
         err = fail(-EINVAL, "n is %u, a Verify stream has one choice", r->n);
+    if (!err && verify && r->continued)
+        err = fail(-EINVAL, "a Verify stream cannot continue another verifier's answer");
     if (!err && r->k_max)
         err = drafts_check_name(engine_drafts(s->engine), r->proposer);
     if (!err)
@@ -192,6 +194,28 @@ static int take_verify(struct verifier_service *s, struct rpc_call *call,
     return err;
 }
 
+/* Of verify_timeout, at most VERIFIER_SERVICE_OPEN_S. */
+static double open_timeout_s(const struct verifier_service *s)
+{
+    double most = s->options->verify_timeout_s;
+    return most < VERIFIER_SERVICE_OPEN_S ? most : VERIFIER_SERVICE_OPEN_S;
+}
+
+static void open_overdue(struct rpc_call *call)
+{
+    struct verifier_service *s = rpc_call_service(call);
+    if (rpc_call_received(call))
+        return; // the engine limits its further waits
+    verifier_service_refuse(s, call, NULL,
+                            fail(-ETIMEDOUT, "no `open` arrived for %g s", open_timeout_s(s)));
+}
+
+static void verify_start(struct rpc_call *call, struct rpc_msg *in)
+{
+    (void)in; // a stream has no first message
+    rpc_call_after(call, (unsigned)(open_timeout_s(rpc_call_service(call)) * 1000), open_overdue);
+}
+
 static void verify_message(struct rpc_call *call, struct rpc_msg *in)
 {
     struct verifier_service *s = rpc_call_service(call);
@@ -217,6 +241,7 @@ static void verify_message(struct rpc_call *call, struct rpc_msg *in)
 
 static const struct rpc_method generate = {
     .path = "/" VERIFIER_SERVICE_NAME "/Generate",
+    .roles = VERIFIER_SERVICE_CALLERS,
     .drain_mark = VERIFIER_SERVICE_UNREAD_MAX,
     .on_start = generate_start,
     .on_drain = call_drained,
@@ -226,7 +251,9 @@ static const struct rpc_method generate = {
 
 static const struct rpc_method verify = {
     .path = "/" VERIFIER_SERVICE_NAME "/Verify",
+    .roles = VERIFIER_SERVICE_CALLERS,
     .reads_stream = true,
+    .on_start = verify_start,
     .drain_mark = VERIFIER_SERVICE_UNREAD_MAX,
     .on_message = verify_message,
     .on_drain = call_drained,
@@ -237,9 +264,16 @@ static const struct rpc_method verify = {
 int verifier_service_new(const struct verifier_options *o, struct engine *e, struct stats *stats,
                          struct verifier_service **ret)
 {
+    struct flows *job_flows;
+    int err = flows_new((uint32_t)o->queue_length, 0, &job_flows);
+    if (err < 0)
+        return err;
     struct verifier_service *s = calloc(1, sizeof(*s));
-    if (!s)
+    if (!s) {
+        flows_free(job_flows);
         return fail(-ENOMEM, "no memory for the service");
+    }
+    s->job_flows = job_flows;
     s->options = o;
     s->engine = e;
     s->stats = stats;
@@ -259,6 +293,8 @@ void verifier_service_add(struct verifier_service *s, struct rpc_server *server)
                                           &verifier_service_set_speculation};
     for (size_t i = 0; i < ARRAY_LEN(methods); i++)
         rpc_server_add(server, methods[i], s);
+    rpc_server_limit(server, &verify, (unsigned)s->options->verify_streams);
+    rpc_server_limit(server, &verifier_service_get_model, VERIFIER_SERVICE_MAX_GET_MODEL);
 }
 
 int verifier_service_start(struct verifier_service *s)
@@ -283,6 +319,7 @@ void verifier_service_free(struct verifier_service *s)
 {
     if (!s)
         return;
+    flows_free(s->job_flows);
     pthread_cond_destroy(&s->jobs_changed);
     pthread_mutex_destroy(&s->mu);
     free(s);

@@ -16,11 +16,18 @@
 #include "verifier-svc/settings/verifier_options.h"
 
 #define VERIFIER_SERVICE_NAME "tandem.v1.Verifier"
+/* Who may generate. A proposer is not trusted, so its certificate may call nothing here. */
+#define VERIFIER_SERVICE_CALLERS (RPC_ROLE_CLIENT | RPC_ROLE_GATEWAY | RPC_ROLE_OPERATOR)
 #define VERIFIER_SERVICE_UNREAD_MAX (256u << 10)
 /* bytes: 2 Mi prompt tokens, a prediction and the rest */
 #define VERIFIER_SERVICE_MAX_MESSAGE (16u << 20)
 #define VERIFIER_SERVICE_WAITING_MAX (64u << 20)   // bytes of memory of waiting requests
 #define VERIFIER_SERVICE_MAX_DETOKENIZE (1u << 20) // ids in one call
+/* Concurrent calls of GetModel, which take no slots of other calls. They end immediately. */
+#define VERIFIER_SERVICE_MAX_GET_MODEL 512
+/* A Verify stream ends if its client sends no `open` for this long, or for a shorter
+ * verify_timeout. */
+#define VERIFIER_SERVICE_OPEN_S 10
 
 struct verifier_service;
 

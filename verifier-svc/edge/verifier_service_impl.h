@@ -11,6 +11,7 @@
 #include <string.h>
 #include "tandem/v1/verifier.pb-c.h"
 #include "verifier-svc/edge/verifier_service.h"
+#include "verifier-svc/engine/flows.h"
 
 struct verifier_service;
 struct job;
@@ -24,7 +25,8 @@ struct job {
     job_fn *run;
     struct rpc_call *call; // with a reference
     ProtobufCMessage *msg;
-    size_t bytes; // of memory for the message
+    size_t bytes;             // of memory for the message
+    struct flows_place place; // in job_flows
     int64_t arrived_us;
 };
 
@@ -36,7 +38,8 @@ struct verifier_service {
 
     pthread_mutex_t mu; // for the job list, and for the user of a call while it can change
     pthread_cond_t jobs_changed;
-    struct job *jobs; // in the order in which they run
+    struct job *jobs;        // in the order in which they run
+    struct flows *job_flows; // whose jobs give way; the order is that of `jobs`
     uint32_t n_jobs;
     size_t job_bytes;
     bool stopping;
@@ -59,6 +62,9 @@ struct verifier_service {
     Tandem__V1__PassTime pass_times[PASS_TIME_TIMED];
     Tandem__V1__PassTime *pass_time_list[PASS_TIME_TIMED];
     struct drafts_stats proposer_stats[DRAFT_MAX_PROPOSERS];
+    struct proposer_series_copy series_copies[DRAFT_MAX_PROPOSERS];
+    Tandem__V1__ProposerSeries series[DRAFT_MAX_PROPOSERS];
+    Tandem__V1__ProposerSeries *series_list[DRAFT_MAX_PROPOSERS];
     char mode[256];
 };
 

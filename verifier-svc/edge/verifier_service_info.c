@@ -64,6 +64,7 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     info.state = wire_state(engine_state(s->engine, &info.progress));
     info.version = rpc_text(TANDEM_VERSION);
     info.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
+    info.continues = true;
     const struct loaded_model *m = engine_loaded_model(s->engine);
     struct drafts *d = engine_drafts(s->engine);
     if (m)
@@ -78,6 +79,8 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
 }
 
 const struct rpc_method verifier_service_get_model = {.path = "/" VERIFIER_SERVICE_NAME "/GetModel",
+                                                      .during_drain = true,
+                                                      .roles = VERIFIER_SERVICE_CALLERS,
                                                       .on_start = get_model};
 
 /* ---- Tokenize, Detokenize ---- */
@@ -118,6 +121,7 @@ static void tokenize_start(struct rpc_call *call, struct rpc_msg *in)
 }
 
 const struct rpc_method verifier_service_tokenize = {.path = "/" VERIFIER_SERVICE_NAME "/Tokenize",
+                                                     .roles = VERIFIER_SERVICE_CALLERS,
                                                      .on_start = tokenize_start,
                                                      .on_cancel = job_cancelled};
 
@@ -158,6 +162,7 @@ static void detokenize_start(struct rpc_call *call, struct rpc_msg *in)
 
 const struct rpc_method verifier_service_detokenize = {.path =
                                                            "/" VERIFIER_SERVICE_NAME "/Detokenize",
+                                                       .roles = VERIFIER_SERVICE_CALLERS,
                                                        .on_start = detokenize_start,
                                                        .on_cancel = job_cancelled};
 
@@ -193,6 +198,23 @@ static void fill_proposers(struct verifier_service *s, struct drafts *d,
         to->restarts = from->restarts;
         to->p90_us = from->p90_us;
         reply->n_proposers++;
+    }
+}
+
+static void fill_series(struct verifier_service *s, struct drafts *d, Tandem__V1__StatsReply *reply)
+{
+    reply->proposer_series = s->series_list;
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
+        size_t n = reply->n_proposer_series;
+        struct proposer_series_copy *from = &s->series_copies[n];
+        Tandem__V1__ProposerSeries *to = s->series_list[n] = &s->series[n];
+        drafts_series(d, i, from);
+        if (!from->n_text || !from->n_instance)
+            continue;
+        tandem__v1__proposer_series__init(to);
+        to->instance = rpc_data(from->instance, from->n_instance);
+        to->prometheus = rpc_data(from->text, from->n_text);
+        reply->n_proposer_series++;
     }
 }
 
@@ -292,6 +314,8 @@ void verifier_service_fill_stats(void *user, Tandem__V1__StatsReply *reply)
     reply->tokens_per_s = stats_tokens_per_s(m, clock_us());
     if (d)
         fill_proposers(s, d, reply);
+    if (d)
+        fill_series(s, d, reply);
     fill_speculation(s, reply);
     fill_cache(s, reply);
     fill_pass_times(s, reply);

@@ -14,6 +14,18 @@
 
 #define LETS_PASS_US 10 // per byte, many times the run time: 8 MiB let smaller jobs pass for 84 s
 
+/* The flow of a request; an empty name for other calls. */
+static ProtobufCBinaryData flow_of(const ProtobufCMessage *msg)
+{
+    if (msg->descriptor == &tandem__v1__generate_request__descriptor)
+        return ((const Tandem__V1__GenerateRequest *)msg)->flow;
+    if (msg->descriptor != &tandem__v1__verify_request__descriptor)
+        return (ProtobufCBinaryData){0};
+    const Tandem__V1__VerifyRequest *verify = (const Tandem__V1__VerifyRequest *)msg;
+    return verify->message_case == TANDEM__V1__VERIFY_REQUEST__MESSAGE_OPEN ? verify->open->flow
+                                                                            : rpc_data(NULL, 0);
+}
+
 static void job_free(struct job *j)
 {
     protobuf_c_message_free_unpacked(j->msg, NULL);
@@ -28,6 +40,7 @@ static struct job *remove_at(struct verifier_service *s, struct job **at)
     *at = j->next;
     s->n_jobs--;
     s->job_bytes -= j->bytes;
+    flows_leave(s->job_flows, &j->place);
     return j;
 }
 
@@ -68,18 +81,31 @@ static int64_t rank_of(const struct job *j)
     return j->arrived_us + (int64_t)j->bytes * LETS_PASS_US;
 }
 
-/* With the lock. */
-static int add_ranked(struct verifier_service *s, struct job *j)
+/* With the lock: removes the job that has given way. */
+static struct job *remove_displaced(struct verifier_service *s)
 {
-    uint32_t max = (uint32_t)s->options->queue_length;
-    if (s->n_jobs >= max)
-        return fail(-EAGAIN, "the queue is full: %u requests wait already", max);
+    struct job **at = &s->jobs;
+    while (flows_state(s->job_flows, &(*at)->place) != FLOWS_DISPLACED)
+        at = &(*at)->next;
+    return remove_at(s, at);
+}
+
+/* With the lock. *ret_displaced: the job that has given way to j; NULL: none. */
+static int add_ranked(struct verifier_service *s, struct job *j, struct job **ret_displaced)
+{
     if (j->bytes > VERIFIER_SERVICE_WAITING_MAX)
         return fail(-EMSGSIZE, "the request takes %zu MiB of memory, at most %u are allowed",
                     j->bytes >> 20, VERIFIER_SERVICE_WAITING_MAX >> 20);
     if (j->bytes > VERIFIER_SERVICE_WAITING_MAX - s->job_bytes)
         return fail(-EAGAIN, "the queue is full: %u MiB of requests wait already",
                     VERIFIER_SERVICE_WAITING_MAX >> 20);
+    ProtobufCBinaryData flow = flow_of(j->msg);
+    bool displaces;
+    int err = flows_enter(s->job_flows, &j->place, flow.data,
+                          flow.len < FLOWS_MAX_NAME ? flow.len : FLOWS_MAX_NAME, &displaces);
+    if (err < 0)
+        return err;
+    *ret_displaced = displaces ? remove_displaced(s) : NULL;
     struct job **at = &s->jobs;
     while (*at && rank_of(*at) <= rank_of(j))
         at = &(*at)->next;
@@ -103,14 +129,18 @@ static int check_ready(struct verifier_service *s)
 int verifier_service_add_job(struct verifier_service *s, struct rpc_call *call,
                              ProtobufCMessage *msg, size_t bytes, job_fn *run)
 {
-    struct job *j = malloc(sizeof(*j));
+    struct job *j = malloc(sizeof(*j)), *displaced = NULL;
     int err = j ? check_ready(s) : fail(-ENOMEM, "no memory for a request");
     if (!err) {
         *j = (struct job){
             .call = call, .msg = msg, .bytes = bytes, .run = run, .arrived_us = clock_us()};
         pthread_mutex_lock(&s->mu);
-        err = add_ranked(s, j);
+        err = add_ranked(s, j, &displaced);
         pthread_mutex_unlock(&s->mu);
+    }
+    if (displaced) {
+        verifier_service_refuse(s, displaced->call, NULL, fail(-EAGAIN, ENGINE_DISPLACED));
+        job_free(displaced);
     }
     if (err) {
         free(j);

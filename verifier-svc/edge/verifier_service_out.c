@@ -131,7 +131,7 @@ static void fill_started(struct verifier_service *s, const struct event *ev,
     to->cached_tokens = ev->n_cached;
     to->seed = r->seed;
     to->model = rpc_text(engine_loaded_model(s->engine)->name);
-    if (ev->choice == 0)
+    if (ev->choice == 0 && !r->continued)
         to->prompt_text = rpc_data(r->prompt_text, r->prompt_text_len);
 }
 
@@ -265,6 +265,9 @@ static void log_end(const struct event *ev)
     if (ev->error == -ECANCELED)
         log_info("request cancelled id=%s%s%s prompt=%u ms=%.1f", r->id, word, r->trace,
                  r->n_prompt, ms);
+    else if (ev->error == -EAGAIN)
+        log_info("request refused id=%s%s%s prompt=%u ms=%.1f: %s", r->id, word, r->trace,
+                 r->n_prompt, ms, ev->error_text);
     else if (ev->error)
         log_warn("request failed id=%s%s%s prompt=%u ms=%.1f: %s", r->id, word, r->trace,
                  r->n_prompt, ms, ev->error_text);

@@ -122,5 +122,6 @@ static void set_cancelled(struct rpc_call *call)
 
 const struct rpc_method verifier_service_set_speculation = {.path = "/" VERIFIER_SERVICE_NAME
                                                                     "/SetSpeculation",
+                                                            .roles = RPC_ROLE_OPERATOR,
                                                             .on_start = set_start,
                                                             .on_cancel = set_cancelled};

@@ -4,6 +4,7 @@
 #include <string.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "verifier-svc/engine/continuation.h"
 #include "verifier-svc/engine/engine_impl.h"
 
 #define MAX_COMPARED 16 // waiting sequences compared with the running ones, which takes time
@@ -64,13 +65,20 @@ static uint32_t blocks_available(const struct engine *e)
     return owed < n_free ? n_free - owed : 0;
 }
 
-static void count_admission(struct engine *e, const struct request *r, int64_t now_us)
+/* Cached rows of the prompt. A continued sequence may find rows of its answer, too. */
+static uint32_t cached_prompt(const struct seq *s)
 {
+    return s->n_cached < s->n_prompt ? s->n_cached : s->n_prompt;
+}
+
+static void count_admission(struct engine *e, const struct seq *s, int64_t now_us)
+{
+    const struct request *r = s->req;
     metrics_add(e->stats->prompt_tokens, r->n_prompt);
     metrics_add(e->stats->prefix_queries, r->n_prompt);
-    const struct seq *s = r->seqs[0];
-    uint32_t from_disk = s->n_restored < s->n_cached ? s->n_restored : s->n_cached;
-    metrics_add(e->stats->prefix_hits, s->n_cached - from_disk);
+    uint32_t cached = cached_prompt(s);
+    uint32_t from_disk = s->n_restored < cached ? s->n_restored : cached;
+    metrics_add(e->stats->prefix_hits, cached - from_disk);
     metrics_add(e->stats->disk_hits, from_disk);
     metrics_observe(e->stats->prompt_length, r->n_prompt);
     metrics_observe(e->stats->queue_s, (double)(now_us - r->arrived_us) / 1e6);
@@ -94,32 +102,64 @@ static void match_prefix(struct engine *e, struct seq *s)
         s->n_cached = n;
 }
 
-static void start_choices(struct engine *e, struct request *r, int64_t now_us)
+static void start_choice(struct engine *e, struct seq *s, uint32_t n_cached, int64_t now_us)
 {
-    atomic_fetch_sub(&e->n_queued, 1);
-    count_admission(e, r, now_us);
+    const struct request *r = s->req;
+    e->n_started++;
+    s->admitted_us = now_us;
+    s->idle_us = r->verify && !s->draft ? now_us : 0;
+    struct event *ev = events_add(events_reserve(e->events, 0), s->req, s->choice);
+    ev->started = true;
+    ev->n_cached = n_cached;
+    if (r->continued && seq_list_find(&e->waiting, s->id) != s)
+        seq_list_add(&e->waiting, s); // each choice has its own tokens to run
+}
+
+/* Starts all choices of the request; s is the one that is admitted. */
+static void start_choices(struct engine *e, struct seq *s, int64_t now_us)
+{
+    struct request *r = s->req;
+    count_admission(e, s, now_us);
     for (uint32_t i = 0; i < r->n; i++) {
-        struct seq *s = r->seqs[i];
-        s->started = true;
-        e->n_started++;
-        s->admitted_us = now_us;
-        s->idle_us = r->verify && !s->draft ? now_us : 0;
-        struct event *ev = events_add(events_reserve(e->events, 0), r, i);
-        ev->started = true;
-        ev->n_cached = r->seqs[0]->n_cached;
+        r->seqs[i]->started = true;
+        if (r->seqs[i]->state != SEQ_ENDED)
+            start_choice(e, r->seqs[i], cached_prompt(s), now_us);
     }
+}
+
+/* Ends a continued sequence whose tokens include its end; its client has not heard of the end. */
+static void end_replayed(struct engine *e, struct seq *s, enum seq_end end)
+{
+    struct event_batch *b = events_reserve(e->events, 1);
+    struct event *ev = events_add(b, s->req, s->choice);
+    ev->text_at = (uint32_t)b->text.len;
+    seq_flush(s, &b->text); // fits: the batch has space for all that can be held back
+    ev->text_len = (uint32_t)b->text.len - ev->text_at;
+    engine_end_seq(e, s, end, ev);
 }
 
 static void admit_seq(struct engine *e, struct seq *s, int64_t now_us)
 {
     struct request *r = s->req;
-    if (!s->started && open_choices(r) < 0) {
-        engine_fail_request(e, r, -ENOMEM, fail_text());
+    enum seq_end end = SEQ_CONTINUES;
+    int err = s->started ? 0 : open_choices(r);
+    if (!err && r->continued && !s->replayed)
+        err = continuation_replay(s, &end);
+    if (err < 0) {
+        engine_fail_request(e, r, err, fail_text());
         return;
     }
     match_prefix(e, s);
+    if (!s->started && !flows_start(e->flows, &r->place, s->n - s->n_cached)) {
+        engine_fail_displaced(e, r);
+        return;
+    }
     if (!s->started)
-        start_choices(e, r, now_us);
+        start_choices(e, s, now_us);
+    if (end != SEQ_CONTINUES) {
+        end_replayed(e, s, end);
+        return;
+    }
     seq_list_remove(&e->waiting, s);
     s->state = SEQ_RUNNING;
     seq_list_add(&e->running, s);
@@ -184,13 +224,25 @@ static bool waits_for_rows(struct engine *e, struct seq *s, bool compare, bool r
     return true;
 }
 
+/* The waiting sequences by turn: first those that have started, in order of arrival. */
+static void sort_turns(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->waiting.n; i++) {
+        const struct seq *s = e->waiting.v[i];
+        e->turns[i] = (struct flows_turn){
+            .place = &s->req->place, .index = i, .n_tokens = s->n_prompt, .first = s->started};
+    }
+    flows_sort(e->flows, e->turns, e->waiting.n);
+}
+
 static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any)
 {
     uint32_t n = 0, seats = (uint32_t)e->options->max_sequences - e->running.n;
     bool full = false; // a new request that must wait blocks the later ones
     e->restore_until_us = INT64_MAX;
+    sort_turns(e);
     for (uint32_t i = 0; i < e->waiting.n; i++) {
-        struct seq *s = e->waiting.v[i];
+        struct seq *s = e->waiting.v[e->turns[i].index];
         bool may = may_be_admitted(e, s) && (s->started || !full);
         full |= !s->started && !may;
         e->waits[i] = (struct sched_wait){.passed = &s->passed, .skip = true};
@@ -203,7 +255,7 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
     }
     *ret_any = n > 0;
     uint32_t i = sched_admit(e->waits, e->waiting.n, blocks_available(e), seats, now_us);
-    return i == SCHED_NONE ? NULL : e->waiting.v[i];
+    return i == SCHED_NONE ? NULL : e->waiting.v[e->turns[i].index];
 }
 
 void admit_waiting(struct engine *e)

@@ -14,11 +14,14 @@ static int alloc_round(struct engine *e)
     uint32_t queued = (uint32_t)e->options->queue_length;
     e->max_started = seqs + queued;
     int err = seq_list_init(&e->running, seqs);
+    if (!err) // queued requests, and as many displaced ones
+        err = seq_list_init(&e->waiting, e->max_started + 2 * queued);
     if (!err)
-        err = seq_list_init(&e->waiting, e->max_started + queued);
+        err = flows_new(queued, e->max_started, &e->flows);
     if (err < 0)
         return err;
     e->waits = calloc(e->waiting.max, sizeof(*e->waits));
+    e->turns = calloc(e->waiting.max, sizeof(*e->turns));
     e->grants = calloc(seqs, sizeof(*e->grants));
     e->pass = calloc(seqs, sizeof(*e->pass));
     e->kv_seqs = calloc(seqs, sizeof(*e->kv_seqs));
@@ -26,8 +29,8 @@ static int alloc_round(struct engine *e)
     e->wish_seqs = calloc(seqs, sizeof(*e->wish_seqs));
     e->items = calloc(seqs, sizeof(*e->items));
     e->item_seqs = calloc(seqs, sizeof(*e->item_seqs));
-    if (!e->waits || !e->grants || !e->pass || !e->kv_seqs || !e->wishes || !e->wish_seqs ||
-        !e->items || !e->item_seqs)
+    if (!e->waits || !e->turns || !e->grants || !e->pass || !e->kv_seqs || !e->wishes ||
+        !e->wish_seqs || !e->items || !e->item_seqs)
         return fail(-ENOMEM, "no memory for an engine");
     return 0;
 }
@@ -45,8 +48,8 @@ int engine_new(const struct verifier_options *o, struct stats *stats, struct eng
     pthread_mutex_init(&e->changing_mu, NULL);
     pthread_mutex_init(&e->speculation_mu, NULL);
     pthread_mutex_init(&e->kv_mu, NULL);
-    /* Requests, a draft per sequence from each side, and some in between. */
-    int err = queue_new(queued + 4 * seqs + 64, &e->inbox);
+    /* Requests and displaced ones, a draft per sequence from each side, and some in between. */
+    int err = queue_new(2 * queued + 4 * seqs + 64, &e->inbox);
     if (!err)
         err = events_new(4 * seqs + 64, (uint32_t)o->max_batch_rows + seqs + DRAFT_MAX_NODES + 1,
                          &e->events);
@@ -83,7 +86,9 @@ void engine_free(struct engine *e)
     kv_tier_free(e->tier);
     seq_list_done(&e->running);
     seq_list_done(&e->waiting);
+    flows_free(e->flows);
     free(e->waits);
+    free(e->turns);
     free(e->grants);
     free(e->pass);
     free(e->kv_seqs);
@@ -139,24 +144,40 @@ static int change_proposers(struct engine *e, const struct speculation *s)
     return drafts_set(d, s->targets, s->n_targets);
 }
 
+/* "NAME=TARGET,TARGET"; "none" without targets. */
+static void list_targets(const struct speculation *s, char *to, size_t size)
+{
+    size_t len = 0;
+    snprintf(to, size, "none");
+    for (unsigned i = 0; i < s->n_targets && len < size; i++)
+        len +=
+            (size_t)snprintf(to + len, size - len, "%s%s%s%s", len ? "," : "", s->targets[i].name,
+                             *s->targets[i].name ? "=" : "", s->targets[i].target);
+}
+
 static void publish(struct engine *e, const struct speculation *s)
 {
+    char targets[512];
     pthread_mutex_lock(&e->speculation_mu);
     e->speculation = *s;
     e->speculation_changed = true;
     pthread_mutex_unlock(&e->speculation_mu);
     queue_wake(e->inbox);
     struct control_options o = speculation_control(s);
+    list_targets(s, targets, sizeof(targets));
     log_info("speculation changed on=%d policy=%s k=%u disable_batch_size=%u proposers=%u "
-             "proposer=%s",
-             s->on, speculation_policy(s), o.k, o.disable_batch_size, s->n_targets, s->proposer);
+             "targets=%s proposer=%s",
+             s->on, speculation_policy(s), o.k, o.disable_batch_size, s->n_targets, targets,
+             s->proposer);
 }
 
 int engine_speculate(struct engine *e, const struct speculation_change *c, struct speculation *ret)
 {
     pthread_mutex_lock(&e->changing_mu);
     struct speculation s = speculation_after(&e->speculation, c);
-    int err = c->has ? change_proposers(e, &s) : 0;
+    int err = speculation_check_allowed(&e->speculation, c);
+    if (!err && c->has)
+        err = change_proposers(e, &s);
     if (!err && c->has)
         publish(e, &s);
     pthread_mutex_unlock(&e->changing_mu);
@@ -181,17 +202,16 @@ void engine_kv(struct engine *e, struct engine_kv_view *ret)
 
 int engine_submit(struct engine *e, struct request *r)
 {
-    uint32_t max = (uint32_t)e->options->queue_length;
-    if (atomic_fetch_add(&e->n_queued, 1) >= max) {
-        atomic_fetch_sub(&e->n_queued, 1);
-        return fail(-EAGAIN, "the queue is full: %u requests wait already", max);
-    }
+    bool displaces;
+    int err = flows_enter(e->flows, &r->place, r->flow, r->flow_len, &displaces);
+    if (err < 0)
+        return err;
     atomic_fetch_add(&e->n_requests, 1);
     request_hold(r);
     struct inbox_item item = {.kind = INBOX_REQUEST, .req = r};
-    int err = engine_push(e, &item);
+    err = engine_push(e, &item);
     if (err < 0) {
-        atomic_fetch_sub(&e->n_queued, 1);
+        flows_leave(e->flows, &r->place);
         atomic_fetch_sub(&e->n_requests, 1);
         request_drop(r);
     }

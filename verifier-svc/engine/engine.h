@@ -18,6 +18,9 @@
 #include "verifier-svc/engine/stats.h"
 #include "verifier-svc/settings/verifier_options.h"
 
+/* Why a waiting request gives way to one of another flow (flows.h). */
+#define ENGINE_DISPLACED "the queue is full, and most of its requests are of your key"
+
 struct engine;
 
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_DRAINING, ENGINE_FAILED, ENGINE_ENDED };
@@ -42,7 +45,7 @@ struct drafts *engine_drafts(struct engine *e);
 /* The current settings of speculation. */
 void engine_speculation(struct engine *e, struct speculation *ret);
 /* Takes effect in the next round; *ret receives the resulting settings. May wait as drafts_set()
- * does. -EINVAL, -ENOMEM: nothing is changed. */
+ * does. -EACCES: see speculation_check_allowed(). -EINVAL, -ENOMEM. An error changes nothing. */
 int engine_speculate(struct engine *e, const struct speculation_change *c, struct speculation *ret);
 struct events *engine_events(struct engine *e);
 /* The contents of the KV pool after the last round; zeros until the model is ready. */

@@ -17,6 +17,7 @@
 #include "base/queue.h"
 #include "verifier-svc/control/control.h"
 #include "verifier-svc/engine/engine.h"
+#include "verifier-svc/engine/flows.h"
 #include "verifier-svc/engine/kv_tier.h"
 #include "verifier-svc/engine/sched.h"
 #include "verifier-svc/engine/seq_list.h"
@@ -53,7 +54,7 @@ struct engine {
     atomic_int state;       // enum engine_state
     _Atomic float progress; // of loading
     atomic_bool stop;
-    atomic_uint n_queued;   // requests not admitted yet
+    struct flows *flows;    // requests that wait or have started
     atomic_uint n_requests; // accepted and not ended
     pthread_mutex_t kv_mu;  // for kv_view
     struct engine_kv_view kv_view;
@@ -89,7 +90,8 @@ struct engine {
     int64_t held_us;          // since when the coming pass waits for drafts; 0: it does not wait
 
     /* Memory of a round. */
-    struct sched_wait *waits;      // (waiting.max)
+    struct flows_turn *turns;      // (waiting.max) of `waiting`, by turn
+    struct sched_wait *waits;      // (waiting.max) as `turns`
     struct sched_grant *grants;    // (max_sequences), as `running`
     struct seq **pass;             // (max_sequences) the sequences of the pass
     const struct kv_seq **kv_seqs; // (max_sequences) for checks
@@ -126,6 +128,8 @@ int engine_load(struct engine *e);
 
 /* The thread's function; arg is the engine. */
 void *engine_loop_main(void *arg);
+/* Ends a request that was displaced from the full queue. */
+void engine_fail_displaced(struct engine *e, struct request *r);
 /* Ends all of a request with an error; its sequences leave the lists. */
 void engine_fail_request(struct engine *e, struct request *r, int error, const char *text);
 /* The generation is complete: fills the event's end. */

@@ -57,7 +57,10 @@ static void take_request(struct engine *e, struct request *r)
         r->seqs[i]->id = ++e->next_id;
         r->seqs[i]->order = ++e->next_order;
     }
-    seq_list_add(&e->waiting, r->seqs[0]);
+    uint32_t first = 0; // that another verifier has not finished
+    while (r->seqs[first]->state == SEQ_ENDED)
+        first++;
+    seq_list_add(&e->waiting, r->seqs[first]);
 }
 
 static void take_verify(struct engine *e, struct inbox_item *item)

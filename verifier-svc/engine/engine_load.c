@@ -32,6 +32,7 @@ static int open_drafts(struct engine *e)
     const struct speculation *s = &e->speculation; // the caller holds changing_mu
     struct drafts_config c = {.n_targets = s->n_targets,
                               .model = m->name,
+                              .fingerprint = m->fingerprint,
                               .n_vocab = tok_n_vocab(m->tok),
                               .vocab_digest = tok_digest(m->tok),
                               .max_sequences = (uint32_t)e->options->max_sequences,

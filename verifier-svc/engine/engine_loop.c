@@ -25,8 +25,7 @@ static void release_seq(struct engine *e, struct seq *s)
 
 void engine_fail_request(struct engine *e, struct request *r, int error, const char *text)
 {
-    if (!r->seqs[0]->started)
-        atomic_fetch_sub(&e->n_queued, 1);
+    flows_leave(e->flows, &r->place);
     for (uint32_t i = 0; i < r->n; i++) {
         if (r->seqs[i]->state != SEQ_ENDED)
             release_seq(e, r->seqs[i]);
@@ -35,8 +34,13 @@ void engine_fail_request(struct engine *e, struct request *r, int error, const c
     ev->error = error;
     snprintf(ev->error_text, sizeof(ev->error_text), "%s", text);
     ev->last = true;
-    metrics_add(e->stats->failed, 1);
+    metrics_add(error == -EAGAIN ? e->stats->refused : e->stats->failed, 1);
     atomic_fetch_sub(&e->n_requests, 1);
+}
+
+void engine_fail_displaced(struct engine *e, struct request *r)
+{
+    engine_fail_request(e, r, -EAGAIN, ENGINE_DISPLACED);
 }
 
 static void count_end(struct engine *e, const struct seq *s, enum seq_end end)
@@ -76,12 +80,12 @@ void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct ev
     memcpy(ev->usage.accepted_histogram, s->accepted_histogram, sizeof(s->accepted_histogram));
     memcpy(ev->usage.proposer, s->last_proposer, sizeof(s->last_proposer));
     count_end(e, s, end);
-    if (!s->started)
-        atomic_fetch_sub(&e->n_queued, 1);
     release_seq(e, s);
     ev->last = --s->req->n_open == 0;
-    if (ev->last)
+    if (ev->last) {
+        flows_leave(e->flows, &s->req->place);
         atomic_fetch_sub(&e->n_requests, 1);
+    }
 }
 
 /* The other choices of a request wait for the prompt of the first one: they leave the running list
@@ -154,6 +158,8 @@ static bool end_unwanted(struct engine *e, struct seq *s, int64_t now_us)
     char text[REQUEST_MAX_ERROR];
     if (atomic_load_explicit(&s->req->cancelled, memory_order_relaxed)) {
         engine_fail_request(e, s->req, -ECANCELED, "cancelled");
+    } else if (!s->started && flows_state(e->flows, &s->req->place) == FLOWS_DISPLACED) {
+        engine_fail_displaced(e, s->req);
     } else if (is_closed(s)) {
         engine_end_seq(e, s, SEQ_CLOSED,
                        events_add(events_reserve(e->events, 0), s->req, s->choice));

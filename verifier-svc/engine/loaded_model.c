@@ -51,8 +51,8 @@ static void set_identity(struct loaded_model *s)
     d = rng_splitmix64(d ^ tok_digest(s->tok) ^ s->run.opt.blas);
     for (const char *c = kernel_kv_name(s->run.opt.kv_type); *c; c++)
         d = rng_splitmix64(d ^ (uint8_t)*c);
-    s->identity = d;
-    s->kv_identity = rng_splitmix64(d ^ rng_splitmix64((uint64_t)s->created));
+    s->kv_identity = d;
+    d = rng_splitmix64(d ^ checkpoint_head_digest(s->checkpoint));
     snprintf(s->fingerprint, sizeof(s->fingerprint), "fp_%016llx", (unsigned long long)d);
 }
 

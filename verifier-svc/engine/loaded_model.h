@@ -20,11 +20,8 @@ struct loaded_model {
     size_t template_len;
     int64_t created;         // modification time of the file
     const char *weight_type; // the type of most bytes
-    uint64_t identity;       // hash of all that decides bits
-    char fingerprint[24];    // identity as text
-    /* Hash of identity and `created`. The identity has only samples of the weights, and blocks on
-     * disk outlive a file. */
-    uint64_t kv_identity;
+    uint64_t kv_identity;    // digest of all that decides K and V of given tokens
+    char fingerprint[24];    // digest of that and of all other bytes of the model, as text
 };
 
 /* Opens the file and the tokenizer only: enough to check requests (tests, fuzzing). */

@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "tandem/v1/verifier.pb-c.h"
 #include "text/utf8.h"
+#include "verifier-svc/engine/continuation.h"
 #include "verifier-svc/engine/request.h"
 #include "verifier-svc/engine/seq.h"
 
@@ -19,12 +20,7 @@ typedef Tandem__V1__Sampling sampling;
 
 void request_id(const message *m, char ret_id[REQUEST_MAX_ID + 1])
 {
-    size_t n = m->id.len < REQUEST_MAX_ID ? m->id.len : REQUEST_MAX_ID;
-    for (size_t i = 0; i < n; i++) {
-        uint8_t c = m->id.data[i];
-        ret_id[i] = c > ' ' && c < 127 && c != '"' && c != '\\' ? (char)c : '?';
-    }
-    ret_id[n] = 0;
+    trace_request(m->id.data, m->id.len, ret_id);
 }
 
 static int read_id(const message *m, struct request *r)
@@ -414,6 +410,17 @@ static int read_speculation(const message *m, const struct request_limits *limit
     return read_hint(m, limits, r);
 }
 
+static int read_flow(const message *m, struct request *r)
+{
+    if (m->flow.len > FLOWS_MAX_NAME)
+        return fail(-EINVAL, "the flow has %zu bytes, at most %d are allowed", m->flow.len,
+                    FLOWS_MAX_NAME);
+    if (m->flow.len)
+        memcpy(r->flow, m->flow.data, m->flow.len);
+    r->flow_len = m->flow.len;
+    return 0;
+}
+
 int request_read(const message *m, const struct request_limits *limits, struct request **ret)
 {
     AUTO(request_drop) struct request *r = calloc(1, sizeof(*r));
@@ -435,6 +442,10 @@ int request_read(const message *m, const struct request_limits *limits, struct r
         err = read_answer(m, limits, r);
     if (!err)
         err = read_speculation(m, limits, r);
+    if (!err)
+        err = read_flow(m, r);
+    if (!err && m->continuation)
+        err = continuation_read(m->continuation, limits, r);
     if (err < 0)
         return err;
     *ret = TAKE(r);
@@ -462,7 +473,8 @@ int request_open(struct request *r, const struct tok *tok)
         err = seq_new(r, i, tok, &r->seqs[i]);
     if (err < 0)
         return err;
-    r->n_open = r->n;
+    for (uint32_t i = 0; i < r->n; i++)
+        r->n_open += r->seqs[i]->state != SEQ_ENDED;
     return 0;
 }
 
@@ -478,6 +490,9 @@ void request_drop(struct request *r)
     for (uint32_t i = 0; r->seqs && i < r->n; i++)
         seq_free(r->seqs[i]);
     free(r->seqs);
+    for (uint32_t i = 0; r->continued && i < r->n; i++)
+        free(r->continued[i].tokens);
+    free(r->continued);
     free(r->prompt);
     free(r->prompt_text);
     free(r->bias);

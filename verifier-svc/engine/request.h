@@ -18,8 +18,9 @@
 #include "text/tok.h"
 #include "verifier-svc/accept/accept.h"
 #include "verifier-svc/drafts/drafts.h"
+#include "verifier-svc/engine/flows.h"
 
-#define REQUEST_MAX_ID 128    // bytes
+#define REQUEST_MAX_ID TRACE_REQUEST_MAX
 #define REQUEST_MAX_N 128     // choices
 #define REQUEST_MAX_BIAS 1024 // logit biases
 #define REQUEST_MAX_STOP_IDS 64
@@ -36,9 +37,10 @@ struct seq;
 /* The limits that a request is checked against. */
 struct request_limits {
     const struct tok *tok;
-    const char *model;      // the loaded model's name
-    uint32_t context;       // positions of a sequence
-    uint32_t max_sequences; // that run at the same time
+    const char *model;       // the loaded model's name
+    uint32_t context;        // positions of a sequence
+    uint32_t max_sequences;  // that run at the same time
+    const char *fingerprint; // of the loaded model
 };
 
 /* Usage of a generation. */
@@ -50,6 +52,13 @@ struct request_usage {
     int64_t queue_us, prompt_us, decode_us;
     uint32_t k;                     // most draft tokens per round that were allowed
     char proposer[DRAFTS_NAME_MAX]; // of the last draft; "": there was none
+};
+
+/* What another verifier has committed of a choice (continuation.h). */
+struct request_choice {
+    uint32_t *tokens; // (n)
+    uint32_t n, round;
+    bool finished;
 };
 
 struct request {
@@ -98,8 +107,13 @@ struct request {
     bool fixed; // k_max draft tokens in every round, even if they do not pay
     uint8_t tenant[REQUEST_MAX_NAME];
     size_t tenant_len;
+    uint8_t flow[FLOWS_MAX_NAME];
+    size_t flow_len;
     uint32_t *hint; // `prediction` as tokens
     size_t n_hint;
+
+    struct request_choice *continued; // (n) NULL: the answer begins here
+    struct flows_place place;         // in the queue; flows.h
 
     struct seq **seqs; // (n), NULL until request_open()
 

@@ -105,6 +105,7 @@ static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64
     count_step(e, s, &result);
     describe_round(s, ev);
     count_tokens(e, s, ev->n_tokens, now_us);
+    flows_serve(e->flows, &s->req->place, ev->n_tokens);
     for (uint32_t i = 0; i < result.n_accepted; i++)
         result.path[i] += base;
     kv_keep(e->loaded->run.kv, &s->kv, base, result.path, result.n_accepted);

@@ -29,6 +29,8 @@ static void fill_wish(const struct seq *s, uint32_t max_nodes, uint32_t max_dept
                               .sampling = r->params,
                               .ban = r->ban,
                               .ignore_eos = r->ignore_eos,
+                              .id = r->id,
+                              .trace = r->trace,
                               .tenant = r->tenant,
                               .tenant_len = r->tenant_len,
                               .hint = r->hint,

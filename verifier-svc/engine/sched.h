@@ -1,8 +1,8 @@
 /* sched.h - which requests are admitted, and how many rows of a pass each gets. Decisions only.
  *
- * Admission is in order of arrival. If the head of the queue does not fit, up to 8 smaller requests
- * may pass it, for at most 2 s. Then all requests wait for it. Each request has its own count,
- * which continues while other requests are the head.
+ * Admission is in the order of flows.h, which is that of arrival within a flow. If the head of the
+ * queue does not fit, up to 8 smaller requests may pass it, for at most 2 s. Then all requests wait
+ * for it. Each request has its own count, which continues while other requests are the head.
  *
  * In a pass each decoding sequence first gets its row, then drafts get theirs. Prompts get the
  * remaining time and rows (chunked prefill), so a long prompt never stops the others.
@@ -47,7 +47,7 @@ struct sched_wait {
 };
 
 #define SCHED_NONE UINT32_MAX
-/* Index of the waiting request to admit now, or SCHED_NONE. They are sorted by arrival. The caller
+/* Index of the waiting request to admit now, or SCHED_NONE. They are sorted by turn. The caller
  * admits it and calls again. */
 uint32_t sched_admit(const struct sched_wait *waiting, uint32_t n, uint32_t free_blocks,
                      uint32_t free_seats, int64_t now_us);

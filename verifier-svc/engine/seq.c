@@ -46,6 +46,13 @@ static int add_stops(struct seq *s)
     return err;
 }
 
+static enum seq_state first_state(const struct request *r, uint32_t choice)
+{
+    if (r->continued)
+        return r->continued[choice].finished ? SEQ_ENDED : SEQ_WAITING;
+    return choice ? SEQ_BRANCH : SEQ_WAITING;
+}
+
 int seq_new(struct request *r, uint32_t choice, const struct tok *tok, struct seq **ret)
 {
     AUTO(seq_free) struct seq *s = calloc(1, sizeof(*s));
@@ -56,7 +63,7 @@ int seq_new(struct request *r, uint32_t choice, const struct tok *tok, struct se
     s->req = r;
     s->choice = choice;
     s->key = rng_key(r->seed, choice);
-    s->state = choice ? SEQ_BRANCH : SEQ_WAITING;
+    s->state = first_state(r, choice);
     s->stop = DETOK_NONE;
     s->proposer = SEQ_NO_PROPOSER;
     control_seq_init(&s->control);
@@ -66,6 +73,17 @@ int seq_new(struct request *r, uint32_t choice, const struct tok *tok, struct se
     return 0;
 }
 
+/* The tokens that another verifier has committed. */
+static void take_continued(struct seq *s)
+{
+    if (!s->req->continued)
+        return;
+    const struct request_choice *c = &s->req->continued[s->choice];
+    memcpy(s->tokens + s->n, c->tokens, c->n * sizeof(uint32_t)); // n <= max_tokens
+    s->n += c->n;
+    s->n_rounds = c->round;
+}
+
 int seq_open(struct seq *s)
 {
     const struct request *r = s->req;
@@ -73,6 +91,7 @@ int seq_open(struct seq *s)
     if (!s->tokens)
         return fail(-ENOMEM, "no memory for a sequence of %u tokens", s->max_len);
     memcpy(s->tokens, r->prompt, r->n_prompt * sizeof(uint32_t));
+    take_continued(s);
     int err = kv_seq_init(&s->kv, s->max_len + DRAFT_MAX_NODES);
     if (!err)
         err = open_counts(s);

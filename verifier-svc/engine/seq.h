@@ -5,7 +5,8 @@
  *        │  └──preempted─────┘   │ the first choice has run the prompt: its KV rows are shared
  *        └──no blocks────── BRANCH (choices 1 .. n-1 begin here)
  *
- * A preempted sequence keeps its tokens and runs them again later; the bits are the same.
+ * A preempted sequence keeps its tokens and runs them again later; the bits are the same. All
+ * choices of a continued request (continuation.h) begin as WAITING, like preempted ones.
  *
  * Threads: made by an rpc thread, handed to the engine thread with its request, freed with it. */
 #pragma once
@@ -50,6 +51,7 @@ struct seq {
     enum seq_restore restore;
     int64_t restore_until_us;   // after it, continues without these rows; 0: not requested yet
     struct sched_passed passed; // while it waits
+    bool replayed;              // continued: its tokens have passed seq_commit()
     struct dist_counts *counts; // NULL: no penalties
     /* Which tokens may come next. NULL: all; else points to the ban of min_tokens. */
     struct constraint *constraint;
@@ -90,7 +92,8 @@ struct seq {
 /* Choice `choice` of r, without memory for its tokens. -ENOMEM. */
 int seq_new(struct request *r, uint32_t choice, const struct tok *tok, struct seq **ret);
 /* At admission: allocates all memory that the sequence will need. Call it for the first choice
- * first: the other choices copy its token counts. -ENOMEM. */
+ * first: the other choices copy its token counts. A continued sequence then also has the tokens
+ * that were committed elsewhere, and needs continuation_replay(). -ENOMEM. */
 int seq_open(struct seq *s);
 /* The sequence must not hold KV blocks. */
 void seq_free(struct seq *s);

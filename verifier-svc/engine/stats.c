@@ -52,7 +52,7 @@ static void init_requests(struct stats *s)
                         "Requests that ended with an error, cancelled ones included.");
     s->refused = counter(
         "tandem_request_refused_total",
-        "Requests rejected before they were queued, and Verify streams with an invalid message.");
+        "Requests rejected before they started, and Verify streams with an invalid message.");
     s->prompt_tokens = counter("tandem_prompt_tokens_total", "Prompt tokens of admitted requests.");
     s->generated_tokens = counter("tandem_generation_tokens_total", "Tokens committed.");
     s->ttft_s = time_of("tandem_time_to_first_token_seconds", "From arrival to the first token.");

@@ -265,6 +265,23 @@ int kv_store_renew(struct kv_store *s)
     return open_db(s);
 }
 
+/* The blocks are as secret as the prompts: only this user may read them. */
+static int check_owner(const struct kv_store *s)
+{
+    struct stat st;
+    if (fstat(s->folder, &st))
+        return fail(-errno, "folder %s: %s", s->options.dir, strerror(errno));
+    if (st.st_uid != geteuid())
+        return fail(-EACCES, "folder %s belongs to user %u, not to user %u of this service",
+                    s->options.dir, st.st_uid, geteuid());
+    if (st.st_mode & 077)
+        return fail(-EACCES,
+                    "folder %s has mode %04o, so other users can reach the blocks of prompts in "
+                    "it; set mode 0700",
+                    s->options.dir, st.st_mode & 07777);
+    return 0;
+}
+
 /* Creates and locks the folder; sets the path of the file. */
 static int lock_folder(struct kv_store *s)
 {
@@ -274,6 +291,9 @@ static int lock_folder(struct kv_store *s)
     s->folder = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->folder < 0)
         return fail(-errno, "folder %s: %s", dir, strerror(errno));
+    int err = check_owner(s);
+    if (err < 0)
+        return err;
     if (flock(s->folder, LOCK_EX | LOCK_NB))
         return fail(errno == EWOULDBLOCK ? -EBUSY : -errno, "folder %s: %s", dir,
                     errno == EWOULDBLOCK ? "another process uses it" : strerror(errno));

@@ -45,7 +45,8 @@ uint64_t kv_store_key(const uint8_t name[KV_NAME]);
  * - -EBUSY: another process uses the folder;
  * - -EEXIST: a foreign database has the file's name; it is not changed;
  * - -EINVAL: max_bytes is too small, or block_bytes is too large;
- * - -EACCES, -EROFS, -ENOSPC, -EIO, -ENOMEM. */
+ * - -EACCES: also a folder of another user, or that others may enter, read or write;
+ * - -EROFS, -ENOSPC, -EIO, -ENOMEM. */
 int kv_store_open(const struct kv_store_options *o, struct kv_store **ret);
 void kv_store_free(struct kv_store *s);
 DEFINE_AUTO(struct kv_store, kv_store_free)

@@ -70,6 +70,63 @@ int speculation_add_target(struct speculation *s, const char *text, size_t len)
     return err;
 }
 
+int speculation_allow(struct speculation *s, const char *const *patterns, unsigned n)
+{
+    s->n_allowed = 0;
+    if (n == 1 && strcmp(patterns[0], "none") == 0)
+        return 0;
+    for (unsigned i = 0; i < (n ? n : s->n_targets); i++) {
+        const char *from = n ? patterns[i] : s->targets[i].target;
+        if (strlen(from) >= DRAFTS_TARGET_MAX || s->n_allowed == SPECULATION_ALLOWED_MAX)
+            return fail(-EINVAL,
+                        "proposer_targets_allowed: at most %d targets of at most %d bytes are "
+                        "possible",
+                        SPECULATION_ALLOWED_MAX, DRAFTS_TARGET_MAX - 1);
+        strcpy(s->allowed[s->n_allowed++], from);
+    }
+    return 0;
+}
+
+/* '*' matches neither '/' nor '.' nor ':', so no other host, port or folder. */
+static bool matches(const char *pattern, const char *text)
+{
+    while (*pattern && *pattern != '*') {
+        if (*pattern++ != *text++)
+            return false;
+    }
+    if (!*pattern)
+        return !*text;
+    for (;; text++) {
+        if (matches(pattern + 1, text))
+            return true;
+        if (!*text || *text == '.' || !strchr(NAME_LETTERS, *text))
+            return false;
+    }
+}
+
+static bool is_allowed(const struct speculation *s, const char *target)
+{
+    for (unsigned i = 0; i < s->n_allowed; i++) {
+        if (matches(s->allowed[i], target))
+            return true;
+    }
+    return false;
+}
+
+int speculation_check_allowed(const struct speculation *s, const struct speculation_change *c)
+{
+    char quoted[128];
+    if (!(c->has & SPECULATION_TARGETS) || c->has & SPECULATION_ALLOWED)
+        return 0;
+    for (unsigned i = 0; i < c->to.n_targets; i++) {
+        const char *target = c->to.targets[i].target;
+        if (!is_allowed(s, target))
+            return fail(-EACCES, "the target %s is not in proposer_targets_allowed",
+                        log_quote(target, strlen(target), quoted, sizeof(quoted)));
+    }
+    return 0;
+}
+
 int speculation_set_policy(struct speculation *s, const char *text, size_t len)
 {
     char quoted[64];
@@ -142,6 +199,10 @@ struct speculation speculation_after(const struct speculation *s,
     if (c->has & SPECULATION_TARGETS) {
         r.n_targets = c->to.n_targets;
         memcpy(r.targets, c->to.targets, sizeof(r.targets));
+    }
+    if (c->has & SPECULATION_ALLOWED) {
+        r.n_allowed = c->to.n_allowed;
+        memcpy(r.allowed, c->to.allowed, sizeof(r.allowed));
     }
     if (c->has & SPECULATION_POLICY)
         r.policy = c->to.policy;

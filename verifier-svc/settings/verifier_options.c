@@ -20,6 +20,7 @@ static const struct conf_option table[] = {
      .max = RPC_LISTEN_MAX,
      .help = "addresses: HOST:PORT, or unix:/path (ignored when sockets are passed)"},
     RPC_TLS_OPTIONS(parsed.tls),
+    RPC_ROLES_OPTIONS(parsed.access),
     {.name = "model",
      .kind = CONF_TEXT,
      .value = &parsed.model,
@@ -46,6 +47,12 @@ static const struct conf_option table[] = {
      .max = DRAFT_MAX_PROPOSERS,
      .help = "gRPC targets of proposers, each TARGET or NAME=TARGET; several may share a name; "
              "none (the default): no speculation"},
+    {.name = "proposer_targets_allowed",
+     .kind = CONF_LIST,
+     .value = &parsed.proposer_targets_allowed,
+     .max = SPECULATION_ALLOWED_MAX,
+     .help = "targets that SetSpeculation may name; * stands for letters, digits, '-' and '_'; "
+             "none: no target; empty (the default): those of proposers"},
     {.name = "default_proposer",
      .kind = CONF_TEXT,
      .value = &parsed.default_proposer,
@@ -158,7 +165,9 @@ static const struct conf_option table[] = {
      .fallback = "256",
      .min = 1,
      .max = 65536,
-     .help = "requests that may wait; further ones are rejected"},
+     .help =
+         "requests that may wait; further ones are rejected, or displace one of the client with "
+         "the most waiting requests"},
     {.name = "max_batch_rows",
      .kind = CONF_INT,
      .value = &parsed.max_batch_rows,
@@ -207,13 +216,21 @@ static const struct conf_option table[] = {
      .min = 0,
      .max = 3600,
      .help = "how long a request waits for a model that is loading, in s"},
+    {.name = "verify_streams",
+     .kind = CONF_INT,
+     .value = &parsed.verify_streams,
+     .fallback = "1024",
+     .min = 1,
+     .max = 8192,
+     .help = "Verify streams at the same time; they take no slots of other calls"},
     {.name = "verify_timeout",
      .kind = CONF_FLOAT,
      .value = &parsed.verify_timeout_s,
      .fallback = "30",
      .min = 0.1,
      .max = 3600,
-     .help = "how long a Verify stream may wait for its client's next draft, in s"},
+     .help = "how long a Verify stream may wait for its client's next draft, in s; for `open` at "
+             "most 10"},
     {.name = "reader_timeout",
      .kind = CONF_FLOAT,
      .value = &parsed.reader_timeout_s,
@@ -257,6 +274,9 @@ static int read_speculation(struct verifier_options *o)
     int err = speculation_set_policy(s, o->policy, strlen(o->policy));
     for (unsigned i = 0; !err && i < o->proposers.n; i++)
         err = speculation_add_target(s, o->proposers.v[i], strlen(o->proposers.v[i]));
+    if (!err)
+        err = speculation_allow(s, (const char *const *)o->proposer_targets_allowed.v,
+                                o->proposer_targets_allowed.n);
     return err ? err : read_default_proposer(o, s);
 }
 
@@ -299,7 +319,11 @@ int verifier_options_read(int argc, char **argv, const struct verifier_options *
 
 static bool may_change_at_runtime(const struct conf_option *o)
 {
-    const void *values[] = {&parsed.proposers, &parsed.default_proposer, &parsed.policy, &parsed.k,
+    const void *values[] = {&parsed.proposers,
+                            &parsed.proposer_targets_allowed,
+                            &parsed.default_proposer,
+                            &parsed.policy,
+                            &parsed.k,
                             &parsed.disable_batch_size};
     for (unsigned i = 0; i < ARRAY_LEN(values); i++) {
         if (o->value == values[i])
@@ -331,7 +355,7 @@ int verifier_options_reread(int argc, char **argv, struct speculation_change *re
     int r = read_all(argc, argv);
     if (!r) {
         ret->has = SPECULATION_TARGETS | SPECULATION_PROPOSER | SPECULATION_POLICY | SPECULATION_K |
-                   SPECULATION_BATCH;
+                   SPECULATION_BATCH | SPECULATION_ALLOWED;
         ret->to = parsed.speculation;
         list_restart_settings(ret_waiting, size);
     }

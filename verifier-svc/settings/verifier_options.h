@@ -8,21 +8,23 @@
 #include <stdint.h>
 #include "base/conf.h"
 #include "kernel/kernel.h"
+#include "rpc/rpc_roles.h"
 #include "rpc/rpc_tls.h"
 #include "verifier-svc/settings/speculation.h"
 
 struct verifier_options {
     struct conf_list listen;
     struct rpc_tls tls;
+    struct rpc_roles_settings access;
     char *model, *name, *instance, *log_level;
 
-    struct conf_list proposers;
+    struct conf_list proposers, proposer_targets_allowed;
     char *default_proposer;
     char *policy;
     int64_t k, disable_batch_size, proposer_budget_ms;
     struct speculation speculation; // parsed from proposers .. disable_batch_size
 
-    int64_t context, kv_mib, max_sequences, queue_length;
+    int64_t context, kv_mib, max_sequences, queue_length, verify_streams;
     int64_t max_batch_rows, prefill_chunk, max_pass_ms;
     int64_t threads;
     char *kv_disk;

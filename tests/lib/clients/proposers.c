@@ -55,7 +55,7 @@ struct honest *honest_start(const char *path)
                                 .ops = &prop_ngram,
                                 .shared = h->shared};
     assert_int_equal(proposer_new(&c, &h->service), 0);
-    struct rpc_server_options opt = {0};
+    struct rpc_server_options opt = {.own_role = RPC_ROLE_VERIFIER};
     assert_int_equal(rpc_server_new(&opt, &h->server), 0);
     proposer_add(h->service, h->server);
     char target[2 * PROPOSER_PATH_MAX];
@@ -403,8 +403,9 @@ static void on_draft_end(struct rpc_call *call)
 }
 
 static const struct rpc_method methods[] = {
-    {.path = "/tandem.v1.Proposer/Describe", .on_start = on_describe},
+    {.path = "/tandem.v1.Proposer/Describe", .roles = RPC_ROLE_ANY, .on_start = on_describe},
     {.path = "/tandem.v1.Proposer/Draft",
+     .roles = RPC_ROLE_ANY,
      .reads_stream = true,
      .on_start = on_draft_start,
      .on_message = on_draft_message,

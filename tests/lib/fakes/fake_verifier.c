@@ -18,7 +18,7 @@ struct fake_verifier {
     Tandem__V1__ModelInfo__State state;
     float progress;
     uint32_t protocol;
-    const char *template, *name, *fingerprint;
+    const char *template, *name, *fingerprint, *holder;
     Tandem__V1__GenerateRequest *last;
 };
 
@@ -309,7 +309,10 @@ static void stats_start(struct rpc_call *c, struct rpc_msg *msg)
     cache.n_holders = 2;
     cache.holders = holders;
     cache.bytes = 1 << 20;
-    most.id = rpc_text("r\"1");
+    struct fake_verifier *f = rpc_call_service(c);
+    pthread_mutex_lock(&f->mu);
+    most.id = rpc_text(f->holder ? f->holder : "r\"1");
+    pthread_mutex_unlock(&f->mu);
     most.blocks = 3;
     s.cache = &cache;
     rpc_call_reply(c, &s.base);
@@ -368,15 +371,19 @@ static void detokenize_start(struct rpc_call *c, struct rpc_msg *msg)
 
 static const struct rpc_method methods[] = {
     {.path = "/tandem.v1.Verifier/Generate",
+     .roles = RPC_ROLE_ANY,
      .drain_mark = 32768,
      .on_start = generate_start,
      .on_drain = generate_drain,
      .on_cancel = generate_cancel,
      .on_end = generate_end},
-    {.path = "/tandem.v1.Verifier/GetModel", .on_start = model_start},
-    {.path = "/tandem.v1.Verifier/Tokenize", .on_start = tokenize_start, .on_end = tokenize_end},
-    {.path = "/tandem.v1.Verifier/Detokenize", .on_start = detokenize_start},
-    {.path = "/tandem.v1.Stats/GetStats", .on_start = stats_start},
+    {.path = "/tandem.v1.Verifier/GetModel", .roles = RPC_ROLE_ANY, .on_start = model_start},
+    {.path = "/tandem.v1.Verifier/Tokenize",
+     .roles = RPC_ROLE_ANY,
+     .on_start = tokenize_start,
+     .on_end = tokenize_end},
+    {.path = "/tandem.v1.Verifier/Detokenize", .roles = RPC_ROLE_ANY, .on_start = detokenize_start},
+    {.path = "/tandem.v1.Stats/GetStats", .roles = RPC_ROLE_ANY, .on_start = stats_start},
 };
 
 struct fake_verifier *fake_verifier_start(const char *address)
@@ -435,6 +442,13 @@ void fake_verifier_template(struct fake_verifier *f, const char *source)
 {
     pthread_mutex_lock(&f->mu);
     f->template = source;
+    pthread_mutex_unlock(&f->mu);
+}
+
+void fake_verifier_holder(struct fake_verifier *f, const char *id)
+{
+    pthread_mutex_lock(&f->mu);
+    f->holder = id;
     pthread_mutex_unlock(&f->mu);
 }
 

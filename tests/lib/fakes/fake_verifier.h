@@ -40,6 +40,8 @@ void fake_verifier_protocol(struct fake_verifier *f, uint32_t version);   // for
 void fake_verifier_template(struct fake_verifier *f, const char *source); // static text
 /* Static texts. Defaults: "fake/model" and "fp_fake". */
 void fake_verifier_model(struct fake_verifier *f, const char *name, const char *fingerprint);
+/* The request that holds most of the cache; static text, "r\"1" by default. */
+void fake_verifier_holder(struct fake_verifier *f, const char *id);
 unsigned fake_verifier_running(struct fake_verifier *f);   // running Generate and stalled calls
 unsigned fake_verifier_cancelled(struct fake_verifier *f); // cancelled calls so far
 /* The last Generate request, or NULL; the caller frees it with free_unpacked. */

@@ -58,8 +58,12 @@ uint64_t checkpoint_walk(const struct checkpoint *g)
         sum += walk_key(g, keys[i]);
     for (uint32_t i = 0; i < checkpoint_n_tensors(g); i++) {
         const struct checkpoint_tensor *t = checkpoint_tensor_at(g, i);
-        const uint8_t *data = t->data;
-        sum += t->bytes + (t->bytes ? data[0] + data[t->bytes - 1] : 0);
+        uint8_t ends[2] = {0};
+        if (t->bytes) {
+            checkpoint_read(g, t, 0, 1, &ends[0]);
+            checkpoint_read(g, t, t->bytes - 1, 1, &ends[1]);
+        }
+        sum += t->bytes + ends[0] + ends[1];
         sum += strlen(t->type_name);
     }
     return sum;

@@ -252,9 +252,12 @@ static float *tensor_of(const struct checkpoint *g, const char *name)
     enum kernel_type type;
     must(model_weight_type(t, &type), name);
     float *x = weights_alloc(t->shape[0] * t->shape[1] * sizeof(float));
-    for (uint64_t r = 0; r < t->shape[1]; r++)
-        kernel_dequant(type, (const char *)t->data + r * (t->bytes / t->shape[1]),
-                       (uint32_t)t->shape[0], x + r * t->shape[0]);
+    size_t row_bytes = t->bytes / t->shape[1];
+    AUTO(mem_free) char *row = weights_alloc(row_bytes);
+    for (uint64_t r = 0; r < t->shape[1]; r++) {
+        must(checkpoint_read(g, t, r * row_bytes, row_bytes, row), name);
+        kernel_dequant(type, row, (uint32_t)t->shape[0], x + r * t->shape[0]);
+    }
     return x;
 }
 

@@ -41,12 +41,14 @@ struct prop_seq prop_seq_new(const struct prop_ops *ops, void *shared)
 
 static struct prop_context context_of(const struct prop_seq *s)
 {
-    const char *tenant = s->tenant ? s->tenant : "";
+    const char *tenant = s->tenant ? s->tenant : "", *model = s->model ? s->model : "";
     return (struct prop_context){.tokens = s->tokens,
                                  .n = s->n,
                                  .n_prompt = s->n_prompt,
                                  .tenant = (const uint8_t *)tenant,
-                                 .tenant_len = (uint32_t)strlen(tenant)};
+                                 .tenant_len = (uint32_t)strlen(tenant),
+                                 .model = (const uint8_t *)model,
+                                 .model_len = (uint32_t)strlen(model)};
 }
 
 static void end_seq(struct prop_seq *s, const struct prop_context *c)

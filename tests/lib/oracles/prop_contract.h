@@ -8,7 +8,7 @@ struct prop_seq {
     void *shared, *state;
     uint32_t *tokens;
     uint32_t n, n_prompt;
-    const char *tenant; // NULL: none
+    const char *tenant, *model; // NULL: none
 };
 
 struct prop_seq prop_seq_new(const struct prop_ops *ops, void *shared);

@@ -100,6 +100,7 @@ char *child_wait_log(const struct child *s, const char *mark)
 
 void child_signal(const struct child *s, int sig)
 {
+    assert_true(s->pid > 0); // 0 means the whole process group, ctest included
     assert_int_equal(kill(s->pid, sig), 0);
 }
 

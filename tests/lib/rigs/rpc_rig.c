@@ -165,20 +165,39 @@ static void paused_start(struct rpc_call *c, struct rpc_msg *req)
 }
 
 static const struct rpc_method methods[] = {
-    {.path = "/test/Echo", .on_start = echo_start, .on_end = on_end},
-    {.path = "/test/Count", .on_start = count_start, .on_cancel = on_cancel, .on_end = on_end},
-    {.path = "/test/Chat", .reads_stream = true, .on_message = chat_message, .on_end = on_end},
-    {.path = "/test/Keep", .on_start = keep_start, .on_cancel = keep_cancel, .on_end = on_end},
+    {.path = "/test/Echo", .roles = RPC_ROLE_ANY, .on_start = echo_start, .on_end = on_end},
+    {.path = "/test/Count",
+     .roles = RPC_ROLE_ANY,
+     .on_start = count_start,
+     .on_cancel = on_cancel,
+     .on_end = on_end},
+    {.path = "/test/Chat",
+     .roles = RPC_ROLE_ANY,
+     .reads_stream = true,
+     .on_message = chat_message,
+     .on_end = on_end},
+    {.path = "/test/Keep",
+     .roles = RPC_ROLE_ANY,
+     .on_start = keep_start,
+     .on_cancel = keep_cancel,
+     .on_end = on_end},
     {.path = "/test/Flood",
+     .roles = RPC_ROLE_ANY,
      .on_start = flood_start,
      .drain_mark = 256 << 10,
      .on_drain = flood_drain,
      .on_cancel = on_cancel,
      .on_end = on_end},
     {.path = "/test/Paused",
+     .roles = RPC_ROLE_ANY,
      .reads_stream = true,
      .on_start = paused_start,
      .on_message = chat_message,
+     .on_end = on_end},
+    {.path = "/test/Own",
+     .roles = RPC_ROLE_ANY,
+     .on_start = keep_start,
+     .on_cancel = keep_cancel,
      .on_end = on_end},
 };
 
@@ -194,6 +213,7 @@ struct rpc_server *rpc_rig_server(const struct rpc_server_options *opt, struct r
     assert_int_equal(rpc_server_new(opt ? opt : &defaults, &s), 0);
     for (size_t i = 0; i < ARRAY_LEN(methods); i++)
         rpc_server_add(s, &methods[i], NULL);
+    rpc_server_limit(s, &methods[ARRAY_LEN(methods) - 1], RPC_RIG_OWN_CALLS);
     rpc_health_add(h, "test");
     rpc_health_register(h, s);
     rpc_reflection_register(&reflection, s);

@@ -6,7 +6,8 @@
  *     /test/Chat     answers each message with the same message
  *     /test/Keep     starts and never ends
  *     /test/Flood    sends 64 messages of 64 KiB; pauses while more than 256 KiB are unread
- *     /test/Paused   like Chat, but reads only after rpc_call_resume() */
+ *     /test/Paused   like Chat, but reads only after rpc_call_resume()
+ *     /test/Own      like Keep; RPC_RIG_OWN_CALLS calls, which take no slots of other calls */
 #pragma once
 #include <pthread.h>
 #include <stdint.h>
@@ -14,6 +15,7 @@
 #include "rpc/rpc.h"
 #include "rpc/rpc_health.h"
 
+#define RPC_RIG_OWN_CALLS 2
 #define RPC_RIG_WAIT_US 10000000 // limit of a wait; correct code takes far less
 
 /* Counters that a thread can wait for; one lock protects all of them. */

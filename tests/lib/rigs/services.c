@@ -53,16 +53,18 @@ void service_spawn(struct service *s, const char *program, const char *const *ar
     static unsigned n_started;
     if (!*s->target)
         snprintf(s->target, sizeof(s->target), "unix:%s/%s-%u.sock", service_dir(), program,
-                 ++n_started);
+                 n_started + 1);
+    snprintf(s->admin, sizeof(s->admin), "unix:%s/%s-%u-admin.sock", service_dir(), program,
+             ++n_started);
     s->name = strcmp(program, "verifier-svc") == 0 ? "tandem.v1.Verifier" : "tandem.v1.Proposer";
     snprintf(s->log, sizeof(s->log), "%s/%s.log", service_dir(),
              strrchr(s->target, '/') ? strrchr(s->target, '/') + 1 : s->target);
     char path[512];
     snprintf(path, sizeof(path), "%s/%s", BINARY_DIR, program);
-    const char *argv[MAX_ARGS] = {path, "--listen", s->target};
+    const char *argv[MAX_ARGS] = {path, "--listen", s->target, "--admin-listen", s->admin};
     for (size_t i = 0; args && args[i]; i++) {
-        assert_true(i + 4 < MAX_ARGS);
-        argv[i + 3] = args[i];
+        assert_true(i + 6 < MAX_ARGS);
+        argv[i + 5] = args[i];
     }
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);

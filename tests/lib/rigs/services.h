@@ -9,14 +9,15 @@ struct service {
     pid_t pid;
     const char *name; // "tandem.v1.Verifier", for its health
     char target[160]; // "unix:/tmp/.../verifier-svc-1.sock"
+    char admin[180];  // its socket for operators: "unix:/tmp/.../verifier-svc-1-admin.sock"
     char log[280];    // path of the file with its output
 };
 
 /* The folder of this test's sockets and logs; created on first use, removed when the test ends. */
 const char *service_dir(void);
-/* Starts a program of the build ("verifier-svc", "proposer-svc") with --listen TARGET and these
- * arguments (terminated by NULL; NULL for none). Does not wait for it. s->target: empty for a new
- * unix socket, or an address like "127.0.0.1:PORT". */
+/* Starts a program of the build ("verifier-svc", "proposer-svc") with --listen TARGET,
+ * --admin-listen ADMIN and these arguments (terminated by NULL; NULL for none). Does not wait for
+ * it. s->target: empty for a new unix socket, or an address like "127.0.0.1:PORT". */
 void service_spawn(struct service *s, const char *program, const char *const *args);
 /* Waits until the health of the service is SERVING; the health of the process is SERVING even while
  * a model is loaded. If the process dies or 60 s pass, prints its log and ends the test. */

@@ -300,6 +300,9 @@ static void a_key_bounds_tokens_and_names_the_tenant(void **state)
                    "", "w0");
     Tandem__V1__GenerateRequest *second = fake_verifier_request(stage.verifier);
     assert_int_equal(second->tenant.len, 64);
+    assert_int_equal(first->flow.len, 64);
+    assert_int_equal(second->flow.len, 64);
+    assert_memory_not_equal(first->flow.data, second->flow.data, 64);
     assert_memory_not_equal(first->tenant.data, second->tenant.data, 64);
     tandem__v1__generate_request__free_unpacked(first, NULL);
     tandem__v1__generate_request__free_unpacked(second, NULL);

@@ -55,20 +55,6 @@ static void a_half_closed_connection_is_closed_after_the_answer(void **state)
     child_stop(&s);
 }
 
-static bool serves_soon(unsigned port)
-{
-    int64_t until_us = clock_us() + 10000000;
-    while (clock_us() < until_us) {
-        struct http_answer a = answer_to(port, "say 2");
-        int status = a.status;
-        http_answer_done(&a);
-        if (status == 200)
-            return true;
-        poll(NULL, 0, 5);
-    }
-    return false;
-}
-
 static void a_request_too_long_in_the_queue_is_429(void **state)
 {
     (void)state;
@@ -125,54 +111,6 @@ static void invalid_utf8_is_harmless(void **state)
         http_answer_done(&a);
     }
     serves(port);
-    child_stop(&s);
-}
-
-static void connections_over_the_limit_wait_for_one_to_close(void **state)
-{
-    (void)state;
-    unsigned port;
-    const char *more[] = {"--http-threads", "1", "--max-connections", "2", NULL};
-    struct child s = gateway_start(address, more, &port);
-    struct http_client held[2];
-    for (unsigned i = 0; i < 2; i++) {
-        held[i] = http_client_open(port);
-        asks(&held[i], "stall", true);
-        assert_int_equal(http_client_read_head(&held[i], 20000), 200);
-    }
-    struct http_client third = http_client_open(port);
-    asks(&third, "say 1", false);
-    assert_false(http_client_wait_close(&third, 300));
-    assert_int_equal(third.len, 0);
-    http_client_close(&held[0]);
-    struct http_answer a = http_client_read(&third, 20000);
-    assert_int_equal(a.status, 200);
-    http_answer_done(&a);
-    http_client_close(&third);
-    http_client_close(&held[1]);
-    gateway_await_running(verifier, 0);
-    child_stop(&s);
-}
-
-static void connections_of_one_address_are_limited(void **state)
-{
-    (void)state;
-    unsigned port;
-    const char *more[] = {"--max-connections-per-ip", "1", "--max-connections", "3", NULL};
-    struct child s = gateway_start(address, more, &port);
-    struct http_client first = http_client_open(port);
-    asks(&first, "stall", true);
-    assert_int_equal(http_client_read_head(&first, 20000), 200);
-    for (unsigned i = 0; i < 5; i++) { // more than the limit: refused ones do not count
-        struct http_client next = http_client_open(port);
-        asks(&next, "say 1", false);
-        assert_true(http_client_wait_close(&next, 20000));
-        assert_int_equal(next.len, 0);
-        http_client_close(&next);
-    }
-    http_client_close(&first);
-    gateway_await_running(verifier, 0);
-    assert_true(serves_soon(port)); // after the gateway has noticed the close
     child_stop(&s);
 }
 
@@ -248,8 +186,6 @@ int main(void)
         cmocka_unit_test(a_request_too_long_in_the_queue_is_429),
         cmocka_unit_test(a_path_or_query_over_the_limit_is_414),
         cmocka_unit_test(invalid_utf8_is_harmless),
-        cmocka_unit_test(connections_over_the_limit_wait_for_one_to_close),
-        cmocka_unit_test(connections_of_one_address_are_limited),
         cmocka_unit_test(malformed_traffic_does_not_disturb_good_traffic),
     };
     return cmocka_run_group_tests(tests, start_verifier, stop_verifier);

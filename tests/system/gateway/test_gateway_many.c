@@ -230,6 +230,62 @@ static struct child start_mortal(const char *target)
 
 /* Requests that it had begun end with an error event. Requests that it had not begun, and later
  * ones, are answered by the other verifier. */
+/* ---- fingerprints ---- */
+
+static void all_are_answered(unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        struct http_client c = begin(0, "fake/model", "say 1");
+        is_answered(&c);
+    }
+}
+
+/* A rolling upgrade of a model: the second verifier comes back with a new file, then the first. */
+static void one_name_has_one_fingerprint(void **state)
+{
+    (void)state;
+    AUTO(mem_free) char *line = NULL;
+    fake_verifier_model(verifiers[1], "fake/model", "fp_next");
+    until_answers("/health", "\"problem\":\"its model \\\"fake/model\\\" has the fingerprint "
+                             "\\\"fp_next\\\", but unix:");
+    line = child_wait_log(&gateway, "verifier refused target=");
+    assert_non_null(strstr(line, "many-0.sock serves that name with \"fp_fake\""));
+    struct http_client held[4];
+    for (unsigned i = 0; i < ARRAY_LEN(held); i++)
+        held[i] = stall(0);
+    until_run(4, 0);
+    close_all(held, ARRAY_LEN(held));
+
+    /* The only verifier with the old fingerprint drains: the new one takes over. */
+    fake_verifier_state(verifiers[0], TANDEM__V1__MODEL_INFO__STATE__DRAINING, 0);
+    until_answers("/health", "\"draining\"");
+    assert_false(answers("/health", "\"refused\""));
+    struct http_client next = stall(0);
+    until_run(0, 1);
+    close_all(&next, 1);
+
+    /* Back with the old file it is the newcomer; with the new file it serves again. */
+    fake_verifier_state(verifiers[0], TANDEM__V1__MODEL_INFO__STATE__READY, 1);
+    until_answers("/health", "\"refused\"");
+    all_are_answered(4);
+    fake_verifier_model(verifiers[0], "fake/model", "fp_next");
+    for (unsigned i = 0; i < 2000 && answers("/health", "\"refused\""); i++)
+        poll(NULL, 0, 5);
+    assert_false(answers("/health", "\"refused\""));
+    held[0] = stall(0);
+    held[1] = stall(0);
+    until_run(1, 1);
+    close_all(held, 2);
+    fake_verifier_model(verifiers[1], "fake/other", "fp_fake");
+    until_answers("/v1/models", "fake/other");
+    fake_verifier_model(verifiers[0], "fake/model", "fp_fake");
+    fake_verifier_model(verifiers[1], "fake/model", "fp_fake");
+    for (unsigned i = 0;
+         i < 2000 && (answers("/health", "\"refused\"") || answers("/v1/models", "fake/other"));
+         i++)
+        poll(NULL, 0, 5);
+}
+
 static void a_dead_verifier_gets_no_requests(void **state)
 {
     char first[128], second[128];
@@ -279,6 +335,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_common_prefix_does_not_overload_one_verifier),
         cmocka_unit_test(a_request_to_a_full_verifier_is_retried),
         cmocka_unit_test(the_name_of_the_model_selects_the_verifier),
+        cmocka_unit_test(one_name_has_one_fingerprint),
         cmocka_unit_test(a_dead_verifier_gets_no_requests),
     };
     return cmocka_run_group_tests(tests, start_all, stop_all);

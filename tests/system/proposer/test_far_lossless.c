@@ -84,8 +84,8 @@ static void spawn_proposer(void)
     int ours = host_ours();
     host_enter(host);
     service_spawn(&proposer, "proposer-svc",
-                  (const char *[]){"--proposer", "draft", "--draft-model", MODEL,
-                                   "--draft-quantize", "q4_0", NULL});
+                  (const char *[]){"--insecure-listen", "--proposer", "draft", "--draft-model",
+                                   MODEL, "--draft-quantize", "q4_0", NULL});
     host_enter(ours);
     host_drop(ours);
     struct service seen = proposer; // the address on this host

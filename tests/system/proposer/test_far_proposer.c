@@ -180,7 +180,8 @@ static int forget_answers(void **state)
     return 0;
 }
 
-static const char *const draft_args[] = {"--proposer",
+static const char *const draft_args[] = {"--insecure-listen",
+                                         "--proposer",
                                          "draft",
                                          "--draft-model",
                                          DRAFT,

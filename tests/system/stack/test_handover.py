@@ -219,6 +219,30 @@ class Handover(unittest.TestCase):
         os.kill(successor, signal.SIGTERM)
         self.assertEqual(self.ended(successor), 0)
 
+    def left(self, max_tokens):
+        """The tokens that the key had left for a request, after its reservation if it was served."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        body = json.dumps({"prompt": [1], "max_tokens": max_tokens, "ignore_eos": True})
+        connection.request("POST", "/v1/completions", body, {"X-API-Key": "sk-the-key-of-alice"})
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        return int(answer.getheader("x-ratelimit-remaining-tokens"))
+
+    def test_a_reload_keeps_what_a_key_has_used(self):
+        self.configure(f"api_keys = {self.folder}/keys", f"usage_file = {self.folder}/usage")
+        with open(os.path.join(self.folder, "keys"), "w", encoding="utf-8") as f:
+            f.write("alice sk-the-key-of-alice tokens_per_day=1000\n")
+        pid = self.hand_over(self.gateway.process.pid)
+        self.assertEqual(self.ended(self.gateway.process.pid), 0)
+        self.assertEqual(self.left(300), 699)
+        successor = self.hand_over(pid)
+        self.assertEqual(self.ended(pid), 0)
+        while self.left(1001) != 699:  # such a request is always refused
+            time.sleep(0.01)  # until the successor has read the file again; limited by the test's timeout
+        os.kill(successor, signal.SIGTERM)
+        self.assertEqual(self.ended(successor), 0)
+
     def test_a_reload_while_one_starts_is_not_lost(self):
         self.gateway.process.send_signal(signal.SIGHUP)
         self.log.wait("new process started")  # not ready yet, or the old process forwards the next SIGHUP

@@ -2,6 +2,7 @@
 
 No service manager runs here: the test holds the sockets, passes LISTEN_FDS and reads NOTIFY_SOCKET itself.
 """
+import fcntl
 import json
 import os
 import queue
@@ -24,9 +25,10 @@ SLOW_MODEL = os.path.join(ROOT, "models", "tales-11m-q8_0.gguf")
 SANITIZED = bool(re.search("asan|tsan", BIN))
 LIMIT_S = 60 * (5 if SANITIZED else 1)
 UNITS = ["tandem-gateway", "tandem-verifier@", "tandem-proposer@"]
+ADMIN_SOCKETS = ["tandem-verifier-admin@.socket", "tandem-proposer-admin@.socket"]
 
-# The socket becomes descriptor 3. LISTEN_PID and WATCHDOG_PID must hold $$, which only the child knows.
-AS_MANAGER = 'exec 3<&$1; shift; export LISTEN_PID=$$ WATCHDOG_PID=$$; exec "$@"'
+# The sockets become descriptors 3 and 4. LISTEN_PID and WATCHDOG_PID must hold $$, which only the child knows.
+AS_MANAGER = 'exec 3<&$1; [ $1 = $2 ] || exec 4<&$2; shift 2; export LISTEN_PID=$$ WATCHDOG_PID=$$; exec "$@"'
 
 # Runs in a separate mount namespace, where the test provides the journal's socket. Starts a service whose standard error is
 # "the journal". Prints the entries up to "listening on", and the text on standard error.
@@ -51,10 +53,13 @@ with open("/run/stderr", "w+") as stderr:
 
 
 class Managed:
-    """One service with its listening socket passed as descriptor 3, and its notifications to the manager."""
+    """One service with its listening sockets passed as descriptors 3 and 4, and its notifications to the manager.
 
-    def __init__(self, folder, name, listener, *args, watchdog_s=1.0, cpu="", stderr=None):
-        self.listener = listener
+    listener: a socket, or a list of one or two. names: theirs, with ":" between them; "": none."""
+
+    def __init__(self, folder, name, listener, *args, watchdog_s=1.0, cpu="", stderr=None, names=""):
+        self.listeners = listener if isinstance(listener, list) else [listener]
+        self.listener = self.listeners[0]
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         path = os.path.join(folder, f"notify-{time.monotonic_ns()}")
         self.notify.bind(path)
@@ -62,11 +67,13 @@ class Managed:
         self.keep_alives = []  # times of the keep-alives of the watchdog
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
-        fd = listener.fileno()
+        fds = [fcntl.fcntl(s.fileno(), fcntl.F_DUPFD_CLOEXEC, 20) for s in self.listeners]  # neither 3 nor 4
         self.process = subprocess.Popen(
-            ["/bin/sh", "-c", AS_MANAGER, "sh", str(fd), os.path.join(BIN, name), *args], pass_fds=[fd], stderr=stderr,
-            env={**os.environ, "LISTEN_FDS": "1", "NOTIFY_SOCKET": path, "TANDEM_CPU": cpu,
+            ["/bin/bash", "-c", AS_MANAGER, "sh", str(fds[0]), str(fds[-1]), os.path.join(BIN, name), *args], pass_fds=fds,
+            stderr=stderr, env={**os.environ, **({"LISTEN_FDNAMES": names} if names else {}), "LISTEN_FDS": str(len(fds)), "NOTIFY_SOCKET": path, "TANDEM_CPU": cpu,
                  "WATCHDOG_USEC": str(int(watchdog_s * 1e6))})
+        for fd in fds:
+            os.close(fd)
 
     def read(self):
         """Reads without pause, like a manager: a full socket would block the service."""
@@ -107,7 +114,8 @@ class Managed:
                 s.sendto(b"", self.notify.getsockname())
             self.reader.join()
         self.notify.close()
-        self.listener.close()
+        for s in self.listeners:
+            s.close()
 
 
 class Reader:
@@ -141,9 +149,9 @@ def unix_listener(path):
     return s
 
 
-def tcp_listener():
+def tcp_listener(host="127.0.0.1"):
     s = socket.socket()
-    s.bind(("127.0.0.1", 0))
+    s.bind((host, 0))
     s.listen(64)
     return s
 
@@ -324,6 +332,7 @@ class Units(unittest.TestCase):
                      f"{self.prefix}/share/tandem/proto/tandem/v1/verifier.proto",
                      "usr/lib/sysusers.d/tandem.conf", "usr/lib/tmpfiles.d/tandem.conf",
                      *(f"lib/systemd/system/{u}.{kind}" for u in UNITS for kind in ["service", "socket"]),
+                     *(f"lib/systemd/system/{u}" for u in ADMIN_SOCKETS),
                      "lib/systemd/system/tandem.target"]:
             self.assertTrue(os.path.exists(os.path.join(self.root, path)), path)
 

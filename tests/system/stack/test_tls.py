@@ -41,11 +41,11 @@ class Certificates:
     def openssl(self, *args):
         subprocess.run(["openssl", *args], check=True, capture_output=True)
 
-    def sign(self, name, host="DNS:localhost"):
-        """Certificate and key of a service, on this machine unless another host is named."""
+    def sign(self, name, host="DNS:localhost", role=None):
+        """Certificate and key of a service, on this machine unless another host is named; with this role."""
         request = self.path(name, "csr")
         self.openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
-                     "-addext", f"subjectAltName=IP:127.0.0.1,{host}", "-keyout", self.path(name, "key"), "-out", request)
+                     "-addext", f"subjectAltName=IP:127.0.0.1,{host}" + (f",URI:tandem://{role}" if role else ""), "-keyout", self.path(name, "key"), "-out", request)
         self.openssl("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", self.path("", "key"), "-CAcreateserial",
                      "-days", "2", "-copy_extensions", "copy", "-out", self.path(name, "pem"))
         return self.path(name, "pem"), self.path(name, "key")
@@ -185,31 +185,30 @@ class Https(Folder):
         other = self.ours.sign("other")[1]
         args = ["--listen", "127.0.0.1:0", "--verifiers", f"unix:{self.path('verifier.sock')}"]
         self.assertIn("one is missing", self.refused("gateway", *args, "--tls-cert", self.cert))
-        self.assertIn("are not a PEM certificate and its key",
-                      self.refused("gateway", *args, "--tls-cert", self.cert, "--tls-key", other))
-        self.assertIn("are not a PEM certificate and its key",
+        self.assertIn("is not the key of", self.refused("gateway", *args, "--tls-cert", self.cert, "--tls-key", other))
+        self.assertIn("holds no certificate",
                       self.refused("gateway", *args, "--tls-cert", self.path("keys"), "--tls-key", self.key))
-        self.assertIn("cannot read the TLS key", self.refused("gateway", *args, "--tls-cert", self.cert, "--tls-key", "/none"))
+        self.assertIn("cannot read tls_key", self.refused("gateway", *args, "--tls-cert", self.cert, "--tls-key", "/none"))
 
 
 class Grpc(Folder):
     """Verifier and proposer on TCP, as on different machines. Peers without a certificate of the authority are rejected."""
 
     @classmethod
-    def identity(cls, certificates, name, **host):
-        cert, key = certificates.sign(name, **host)
+    def identity(cls, certificates, name, role="gateway", **host):
+        cert, key = certificates.sign(name, role=role, **host)
         return ["--rpc-tls-cert", cert, "--rpc-tls-key", key, "--rpc-tls-ca", cls.ours.ca]
 
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         cls.theirs = Certificates(cls.folder, "theirs")
-        proposer = cls.service("proposer-svc", "--listen", "127.0.0.1:0", *cls.identity(cls.ours, "proposer"))
+        proposer = cls.service("proposer-svc", "--listen", "127.0.0.1:0", *cls.identity(cls.ours, "proposer", "proposer"))
         cls.proposer_port = proposer.wait(r"listening .*port=(\d+)").group(1)
         cls.unix = f"unix:{cls.path('verifier.sock')}"
         cls.verifier = cls.service("verifier-svc", "--model", MODEL, "--listen", f"127.0.0.1:0,{cls.unix}", "--proposers",
                                    f"dns:///localhost:{cls.proposer_port}", "--policy", "fixed", "--k", "3",
-                                   *cls.identity(cls.ours, "verifier"))
+                                   *cls.identity(cls.ours, "verifier", "verifier"))
         cls.port = cls.verifier.wait(r"listening .*port=(\d+)").group(1)
         cls.identities = cls.identity(cls.ours, "gateway")
 

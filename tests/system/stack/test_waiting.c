@@ -95,6 +95,8 @@ static struct verifier_service *service;
 static struct rpc_server *server;
 static struct rpc_client *client;
 
+static unsigned max_calls; // of the server; 0: the default
+
 static void start_verifier(int load_wait_s)
 {
     options = (struct verifier_options){.model = MODEL,
@@ -106,10 +108,12 @@ static void start_verifier(int load_wait_s)
                                         .prefill_chunk = 64,
                                         .max_pass_ms = 100,
                                         .threads = 1,
+                                        .verify_streams = 4,
                                         .verify_timeout_s = 30,
                                         .reader_timeout_s = 60,
                                         .load_wait_s = load_wait_s};
-    struct rpc_server_options opt = {.max_message = VERIFIER_SERVICE_MAX_MESSAGE}; // one thread
+    struct rpc_server_options opt = {.max_message = VERIFIER_SERVICE_MAX_MESSAGE, // one thread
+                                     .max_calls = max_calls};
     assert_int_equal(engine_new(&options, &stats, &engine), 0);
     assert_int_equal(verifier_service_new(&options, engine, &stats, &service), 0);
     assert_int_equal(rpc_server_new(&opt, &server), 0);
@@ -141,6 +145,14 @@ static int start_loading(void **state)
     gate_close(&load_gate, true);
     start_verifier(60);
     gate_await(&load_gate);
+    return 0;
+}
+
+static int start_with_two_slots(void **state)
+{
+    max_calls = 2;
+    start_loading(state);
+    max_calls = 0;
     return 0;
 }
 
@@ -300,6 +312,51 @@ static void waiting_requests_are_bounded_in_number(void **state)
         free(a[i]);
 }
 
+static void a_full_queue_has_a_place_for_another_flow(void **state)
+{
+    (void)state;
+    enum { N = 5 };
+    struct generation g[N + 1];
+    struct answer *a[N + 1];
+    request r = prompt_of("Once", 4), other = r;
+    r.flow = rpc_text("burst");
+    other.flow = rpc_text("other");
+    for (unsigned i = 0; i < N; i++) {
+        a[i] = start(&g[i], &r);
+        wait_n_jobs(i + 1);
+    }
+    a[N] = start(&g[N], &other);
+    end(&g[N - 1], RPC_RESOURCE_EXHAUSTED, ENGINE_DISPLACED); // the newest of the burst
+    wait_n_jobs(N);
+    gate_close(&load_gate, false);
+    for (unsigned i = 0; i <= N; i++)
+        if (i != N - 1)
+            end(&g[i], RPC_OK, "");
+    for (unsigned i = 0; i <= N; i++)
+        free(a[i]);
+}
+
+static void get_model_answers_when_all_slots_are_taken(void **state)
+{
+    (void)state;
+    struct generation g[3];
+    request r = prompt_of("Once", 4);
+    AUTO(mem_free) struct answer *first = start(&g[0], &r), *second = start(&g[1], &r);
+    wait_n_jobs(2);
+    AUTO(mem_free) struct answer *third = start(&g[2], &r);
+    end(&g[2], RPC_RESOURCE_EXHAUSTED, "too many calls");
+    Tandem__V1__GetModelRequest ask = TANDEM__V1__GET_MODEL_REQUEST__INIT;
+    ProtobufCMessage *reply;
+    assert_int_equal(rpc_unary(client, "/tandem.v1.Verifier/GetModel", NULL, &ask.base,
+                               &tandem__v1__model_info__descriptor, &reply)
+                         .code,
+                     RPC_OK);
+    protobuf_c_message_free_unpacked(reply, NULL);
+    gate_close(&load_gate, false);
+    end(&g[0], RPC_OK, "");
+    end(&g[1], RPC_OK, "");
+}
+
 static void waiting_requests_are_bounded_in_bytes(void **state)
 {
     (void)state;
@@ -318,6 +375,10 @@ static void waiting_requests_are_bounded_in_bytes(void **state)
         end(&g[i], RPC_CANCELLED, "");
     }
     wait_n_jobs(0);
+    pthread_mutex_lock(&service->mu);
+    size_t bytes = service->job_bytes;
+    pthread_mutex_unlock(&service->mu);
+    assert_int_equal(bytes, 0);
     for (unsigned i = 0; i <= N; i++)
         free(a[i]);
 }
@@ -535,6 +596,9 @@ int main(void)
         LOADING(a_request_that_waits_too_long_gets_the_progress_of_loading),
         LOADING(a_cancelled_request_no_longer_waits),
         LOADING(waiting_requests_are_bounded_in_number),
+        cmocka_unit_test_setup_teardown(get_model_answers_when_all_slots_are_taken,
+                                        start_with_two_slots, stop_verifier),
+        LOADING(a_full_queue_has_a_place_for_another_flow),
         LOADING(waiting_requests_are_bounded_in_bytes),
         LOADING(waiting_requests_are_counted_with_their_size_in_memory),
         LOADING(the_gateway_waits_for_the_model),

@@ -1,11 +1,13 @@
 /* test_kv_restart.c - KV blocks on disk after a restart of the verifier. Restored blocks give the
  * same bits, and any problem with the folder is only a warning. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/mem.h"
+#include "file/checkpoint.h"
 #include "lib/oracles/figures.h"
 #include "lib/lib.h"
 #include "lib/rigs/services.h"
@@ -172,32 +174,55 @@ static void a_killed_verifier_leaves_a_usable_folder(void **state)
     warm_stop(&w);
 }
 
-/* The digest of a model samples its weights, and includes the file's time. So a copy of the file is
- * another model. */
-static void another_files_blocks_are_not_served(void **state)
+/* Writes a copy of the model, with the time of the original. In the embedding of one token, which
+ * no prompt here contains, `edit` is added to one weight. */
+static void write_copy(const char *to, int edit)
+{
+    struct stat st;
+    size_t len;
+    AUTO(mem_free) char *file = lib_read(MODEL, &len);
+    AUTO(checkpoint_close) struct checkpoint *c = NULL;
+    assert_int_equal(checkpoint_open_memory(file, len, &c), 0);
+    const struct checkpoint_tensor *t = checkpoint_find_name(c, "token_embd.weight");
+    file[t->offset + 3001 * (t->bytes / t->shape[1]) + 21] += edit;
+    FILE *f = fopen(to, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(file, 1, len, f), len);
+    fclose(f);
+    assert_int_equal(stat(MODEL, &st), 0);
+    assert_int_equal(utimensat(AT_FDCWD, to, (struct timespec[]){st.st_atim, st.st_mtim}, 0), 0);
+}
+
+/* Prompt tokens that come from a cache; the answer is not compared. */
+static unsigned cached(struct warm *w, unsigned topic)
+{
+    struct topic t;
+    AUTO(mem_free) struct answer *a = calloc(1, sizeof(*a));
+    topic_init(&t, topic, N_PROMPT);
+    generation_run(w->client, &t.msg, a);
+    return a->cached_tokens;
+}
+
+static void one_edited_row_is_another_model(void **state)
 {
     (void)state;
     struct warm w;
     char other[300];
-    size_t len;
-    AUTO(mem_free) char *file = lib_read(MODEL, &len);
     snprintf(other, sizeof(other), "%s/other.gguf", service_dir());
     warm_start(&w);
     assert_int_equal(ask(&w, 1), 0);
     warm_stop(&w);
-    FILE *f = fopen(other, "w");
-    assert_non_null(f);
-    assert_int_equal(fwrite(file, 1, len, f), len);
-    fclose(f);
+    write_copy(other, 1);
     model = other;
     warm_start(&w);
-    assert_int_equal(ask(&w, 1), 0);
+    assert_int_equal(cached(&w, 1), 0);
     warm_stop(&w);
-    model = MODEL;
-    unlink(other);
+    write_copy(other, 0); // a copy is the same model
     warm_start(&w);
     assert_int_equal(ask(&w, 1), N_CACHED);
     warm_stop(&w);
+    model = MODEL;
+    unlink(other);
 }
 
 static void a_second_verifier_runs_without_the_folder(void **state)
@@ -232,6 +257,26 @@ static void an_unreadable_file_is_replaced(void **state)
     warm_stop(&w);
 }
 
+static void a_folder_that_others_can_reach_is_not_used(void **state)
+{
+    (void)state;
+    static const mode_t modes[] = {0755, 0710, 0702};
+    struct warm w;
+    assert_int_equal(mkdir(folder, 0700), 0);
+    for (unsigned i = 0; i < ARRAY_LEN(modes); i++) {
+        assert_int_equal(chmod(folder, modes[i]), 0);
+        warm_start(&w);
+        assert_true(service_said(&w.s, "set mode 0700; continuing without it"));
+        assert_int_equal(ask(&w, 1), 0);
+        warm_stop(&w);
+        assert_int_equal(access(path, F_OK), -1);
+    }
+    assert_int_equal(chmod(folder, 0700), 0);
+    warm_start(&w);
+    assert_false(service_said(&w.s, "continuing without it"));
+    warm_stop(&w);
+}
+
 static void a_folder_that_cannot_be_created_is_a_warning(void **state)
 {
     (void)state;
@@ -252,9 +297,10 @@ int main(void)
         TEST(evicted_blocks_are_restored),
         TEST(drafts_change_nothing),
         TEST(a_killed_verifier_leaves_a_usable_folder),
-        TEST(another_files_blocks_are_not_served),
+        TEST(one_edited_row_is_another_model),
         TEST(a_second_verifier_runs_without_the_folder),
         TEST(an_unreadable_file_is_replaced),
+        TEST(a_folder_that_others_can_reach_is_not_used),
         cmocka_unit_test_setup(a_folder_that_cannot_be_created_is_a_warning, fresh_folder),
     };
     return cmocka_run_group_tests(tests, start, stop);

@@ -414,6 +414,23 @@ static void a_damaged_file_serves_no_wrong_block(void **state)
     assert_true(n_found > 20 * n_tries); // most blocks survive most damages
 }
 
+/* The checksum of a block holds for its name only. */
+static void exchanged_blocks_are_not_served(void **state)
+{
+    (void)state;
+    struct kv_store *s = must_open();
+    assert_int_equal(put(s, 1, 3, NOW), 0);
+    kv_store_free(s);
+    run_sql("CREATE TEMP TABLE was AS SELECT key, data, digest FROM blocks;"
+            "UPDATE blocks SET data = (SELECT data FROM was WHERE was.key = 3 - blocks.key),"
+            " digest = (SELECT digest FROM was WHERE was.key = 3 - blocks.key) WHERE key < 3");
+    s = must_open();
+    assert_int_equal(get(s, 1, NOW), -ENOENT);
+    assert_int_equal(get(s, 2, NOW), -ENOENT);
+    assert_int_equal(get(s, 3, NOW), 0);
+    kv_store_free(s);
+}
+
 /* Blocks are added, replaced, expired and damaged, and some transactions fail. The counts must
  * equal those of the file when it is opened again. */
 static void counts_equal_the_contents_of_the_file(void **state)
@@ -572,6 +589,7 @@ int main(void)
         TEST(larger_blocks_of_another_model_are_removed_too),
         TEST(pruning_leaves_no_large_log),
         TEST(a_damaged_file_serves_no_wrong_block),
+        TEST(exchanged_blocks_are_not_served),
         TEST(counts_equal_the_contents_of_the_file),
         TEST(closing_is_fast),
         TEST(every_file_operation_may_fail),

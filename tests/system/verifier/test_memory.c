@@ -102,7 +102,8 @@ static void check_estimate(char *path, bool blas)
                   m->weights / MIB, loaded / MIB, peak / MIB, measured_out / MIB, m->beside / MIB,
                   full / MIB);
     assert_in_range(m->weights, 60 * MIB, 80 * MIB);
-    assert_in_range(loaded, m->weights, m->weights + 8 * MIB);
+    // the C library may reuse memory that was counted before
+    assert_in_range(loaded, m->weights * 95 / 100, m->weights + 8 * MIB);
     assert_in_range(peak, m->weights, m->weights + m->beside);
     assert_in_range(full, measured_out * 95 / 100, runner_bytes(m));
 }

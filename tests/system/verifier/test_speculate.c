@@ -19,6 +19,7 @@
 #define MANY 8
 #define N_TOKENS (LIB_SANITIZED ? 24 : 96)
 #define WITHIN_US 60000000
+#define ALLOWED "unix:/tmp/tandem-test-*/*.sock,unix:/nowhere/at.all,h:1,xyz://no[such:scheme"
 
 typedef Tandem__V1__SetSpeculationRequest set_request;
 typedef Tandem__V1__SpeculationState speculation_state;
@@ -167,6 +168,7 @@ static void start_verifier(struct world *w, const char *proposers, const char *c
                           "--threads",
                           "1",
                           "--no-pin",
+                          "--proposer-targets-allowed=" ALLOWED,
                           proposers ? "--proposers"
                           : conf    ? "--config"
                                     : NULL,
@@ -174,7 +176,7 @@ static void start_verifier(struct world *w, const char *proposers, const char *c
                           NULL};
     setenv("TANDEM_POLICY", conf ? "" : "fixed", 1);
     service_start(&w->verifier, "verifier-svc", args);
-    assert_int_equal(rpc_client_new(w->verifier.target, NULL, &w->client), 0);
+    assert_int_equal(rpc_client_new(w->verifier.admin, NULL, &w->client), 0);
 }
 
 static void start_proposers(struct world *w)
@@ -564,6 +566,69 @@ static void sighup_rereads_the_configuration(void **state)
     world_stop(&w);
 }
 
+static void must_be_denied(struct rpc_client *c, const char *target, const char *sentence)
+{
+    ProtobufCBinaryData text = rpc_text(target);
+    Tandem__V1__ProposerTargets targets = TANDEM__V1__PROPOSER_TARGETS__INIT;
+    set_request req = TANDEM__V1__SET_SPECULATION_REQUEST__INIT;
+    speculation_state *s;
+    targets.targets = &text;
+    targets.n_targets = 1;
+    req.proposers = &targets;
+    struct rpc_status st = try_set(c, &req, &s);
+    assert_int_equal(st.code, RPC_PERMISSION_DENIED);
+    if (!strstr(st.text, sentence))
+        fail_msg("%s", st.text);
+}
+
+static void client_on_tcp(const struct service *s, struct rpc_client **ret)
+{
+    unsigned port;
+    char target[32];
+    size_t len;
+    AUTO(mem_free) char *log = lib_read(s->log, &len);
+    const char *at = strstr(log, "port=");
+    assert_true(at && sscanf(at, "port=%u", &port) == 1);
+    snprintf(target, sizeof(target), "127.0.0.1:%u", port);
+    assert_int_equal(rpc_client_new(target, NULL, ret), 0);
+}
+
+/* The attack: a local client has the contexts of all requests sent to its own proposer. */
+static void only_an_operator_redirects_contexts_and_only_to_permitted_targets(void **state)
+{
+    (void)state;
+    struct world w;
+    char theirs[PROPOSER_PATH_MAX + 8];
+    start_proposers(&w);
+    snprintf(theirs, sizeof(theirs), "unix:%s/theirs.sock", service_dir());
+    AUTO(liar_stop) struct liar *liar = liar_start(theirs + 5, LIE_NOTHING, N_VOCAB);
+    service_start(&w.verifier, "verifier-svc",
+                  (const char *[]){"--model", TARGET, "--threads", "1", "--no-pin", "--listen",
+                                   "127.0.0.1:0", "--proposers", w.proposers[0].target, NULL});
+    AUTO(rpc_client_free) struct rpc_client *local = NULL, *tcp = NULL;
+    assert_int_equal(rpc_client_new(w.verifier.target, NULL, &local), 0);
+    assert_int_equal(rpc_client_new(w.verifier.admin, NULL, &w.client), 0);
+    client_on_tcp(&w.verifier, &tcp);
+    must_be_denied(local, theirs,
+                   "the role of this client is gateway; /tandem.v1.Verifier/SetSpeculation is for "
+                   "the role operator");
+    must_be_denied(tcp, theirs,
+                   "the role of this client is client; /tandem.v1.Verifier/SetSpeculation is for "
+                   "the role operator");
+    must_be_denied(w.client, theirs, "is not in proposer_targets_allowed");
+    ask_all(tcp); // but it is served
+    speculation_state *s = state_of(w.client);
+    assert_int_equal(s->n_proposers, 1);
+    assert_memory_equal(s->proposers[0]->target.data, w.proposers[0].target,
+                        s->proposers[0]->target.len);
+    tandem__v1__speculation_state__free_unpacked(s, NULL);
+    assert_true(service_said(&w.verifier, "call refused method=/tandem.v1.Verifier/SetSpeculation "
+                                          "role=client from=ipv4:127.0.0.1:"));
+    set_proposers(w.client, w.proposers[0].target, NULL, NULL);
+    assert_true(service_said(&w.verifier, w.proposers[0].target)); // the log names the targets
+    world_stop(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -575,6 +640,7 @@ int main(void)
         cmocka_unit_test(a_running_verifier_follows_each_change_of_its_policy),
         cmocka_unit_test(proposers_are_added_to_a_verifier_without_any),
         cmocka_unit_test(bad_changes_are_refused_and_change_nothing),
+        cmocka_unit_test(only_an_operator_redirects_contexts_and_only_to_permitted_targets),
         cmocka_unit_test(sighup_rereads_the_configuration),
     };
     return cmocka_run_group_tests(tests, answer_without_proposers, forget_answers);

@@ -357,7 +357,7 @@ static void write_broken_model(char path[200])
     const struct checkpoint_tensor *t = checkpoint_find_name(g, "token_embd.weight");
     assert_true(t && t->type == CHECKPOINT_Q8_0);
     size_t row_bytes = t->bytes / t->shape[1]; // blocks of an f16 scale and 32 weights
-    memcpy((char *)t->data + BROKEN_TOKEN * row_bytes, "\x00\x7e", 2);
+    memcpy(file + t->offset + BROKEN_TOKEN * row_bytes, "\x00\x7e", 2);
     checkpoint_close(g);
     write_model("broken", file, len, path);
 }

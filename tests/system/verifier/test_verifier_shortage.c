@@ -1,9 +1,11 @@
 /* test_verifier_shortage.c - a verifier whose queue, KV blocks or sequences run out. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "lib/lib.h"
 #include "base/mem.h"
 #include "lib/oracles/figures.h"
+#include "lib/rigs/rpc_rig.h"
 #include "lib/rigs/verifier_rig.h"
 
 /* ---- shortage ---- */
@@ -32,6 +34,109 @@ static void a_full_queue_refuses_the_next_request(void **state)
     generation_wait_tokens(&g[1], 1); // the queued request runs now
     rpc_stream_cancel(g[1].stream);
     generation_end(&g[1]);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+static ProtobufCBinaryData flow_of(const char *name)
+{
+    return (ProtobufCBinaryData){strlen(name), (uint8_t *)(uintptr_t)name};
+}
+
+/* The ids of the service's finished requests in their order; each is one letter. */
+static void read_order(const struct service *s, char *ret_order, size_t size)
+{
+    char line[512];
+    size_t n = 0;
+    FILE *log = fopen(s->log, "r");
+    assert_non_null(log);
+    while (fgets(line, sizeof(line), log)) {
+        const char *id = strstr(line, "request done id=");
+        if (id && n + 1 < size)
+            ret_order[n++] = id[strlen("request done id=")];
+    }
+    fclose(log);
+    ret_order[n] = 0;
+}
+
+/* One sequence runs at a time, so the order of ends is that of the queue. */
+static void a_burst_of_one_flow_does_not_starve_another(void **state)
+{
+    (void)state;
+    enum { BURST = 10, N = BURST + 2 };
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {"--model", MODEL, "--max-sequences", "1", NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish w;
+    struct generation g[N];
+    AUTO(mem_free) struct answer *a = answers_new(N);
+    wish_init(&w, STORY, 900);
+    w.msg.ignore_eos = true;
+    for (unsigned i = 0; i < N; i++) {
+        w.msg.flow = flow_of(i < BURST ? "burst" : "single");
+        w.msg.id = flow_of(i < BURST ? "b" : "s");
+        generation_start(&g[i], c, &w.msg, &a[i]);
+    }
+    for (unsigned i = 0; i < N; i++) {
+        generation_end(&g[i]);
+        assert_int_equal(g[i].status.code, RPC_OK);
+        same_answer(&a[0], &a[i]); // the order changes no bit
+    }
+    char order[N + 1];
+    read_order(&s, order, sizeof(order));
+    assert_int_equal(strlen(order), N);
+    /* The first request of the burst runs when the others come: "bsbsbb..." is expected. Two more
+     * requests of the burst may have run before, on a busy machine. */
+    assert_true(strchr(order, 's') - order <= 3);
+    assert_true(strrchr(order, 's') - order <= 5);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+static void a_full_queue_has_a_place_for_another_flow(void **state)
+{
+    (void)state;
+    enum { QUEUED = 4, N = 1 + QUEUED };
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {"--model", MODEL, "--max-sequences", "1", "--queue-length",
+                                       "4",       NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish w, other;
+    struct generation g[N], another;
+    AUTO(mem_free) struct answer *a = answers_new(N + 1);
+    wish_init(&w, STORY, 1000);
+    w.msg.ignore_eos = true;
+    w.msg.flow = flow_of("burst");
+    other = w;
+    other.msg.sampling = &other.sampling;
+    other.msg.flow = flow_of("other");
+    other.msg.max_tokens = 5;
+    for (unsigned i = 0; i < N; i++) {
+        generation_start(&g[i], c, &w.msg, &a[i]);
+        generation_wait_tokens(&g[i], i == 0);
+        wait_requests(c, 1, i);
+    }
+    must_refuse(c, &w.msg, RPC_RESOURCE_EXHAUSTED, "the queue is full: 4 requests wait already");
+    generation_start(&another, c, &other.msg, &a[N]);
+    generation_end(&g[N - 1]); // the newest of the burst
+    assert_int_equal(g[N - 1].status.code, RPC_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(g[N - 1].status.text, "most of its requests are of your key"));
+    assert_true(metric_of(c, "tandem_request_refused_total") == 2);
+    assert_true(metric_of(c, "tandem_request_failed_total") == 0);
+    rpc_stream_cancel(g[0].stream);
+    generation_end(&another);
+    assert_int_equal(another.status.code, RPC_OK);
+    assert_int_equal(a[N].n, 5);
+    for (unsigned i = 0; i < N - 1; i++) {
+        rpc_stream_cancel(g[i].stream);
+        generation_end(&g[i]);
+    }
+    wait_requests(c, 0, 0);
+    generation_run(c, &other.msg, &a[N]); // and every place is free again
     rpc_client_free(c);
     service_stop(&s);
 }
@@ -149,6 +254,67 @@ static void idle_verify_streams_are_bounded(void **state)
     service_stop(&s);
 }
 
+/* The streams that have ended, and the one of these that was refused for the limit. */
+static unsigned count_ended(struct verify *v, unsigned n, unsigned *ret_refused)
+{
+    unsigned n_ended = 0;
+    for (unsigned i = 0; i < n; i++) {
+        pthread_mutex_lock(&v[i].mu);
+        n_ended += v[i].ended;
+        if (v[i].ended && v[i].status.code == RPC_RESOURCE_EXHAUSTED)
+            *ret_refused = i;
+        pthread_mutex_unlock(&v[i].mu);
+    }
+    return n_ended;
+}
+
+static void must_answer_get_model(struct rpc_client *c)
+{
+    Tandem__V1__GetModelRequest ask = TANDEM__V1__GET_MODEL_REQUEST__INIT;
+    ProtobufCMessage *reply;
+    struct rpc_status st = rpc_unary(c, "/tandem.v1.Verifier/GetModel", NULL, &ask.base,
+                                     &tandem__v1__model_info__descriptor, &reply);
+    assert_int_equal(st.code, RPC_OK);
+    protobuf_c_message_free_unpacked(reply, NULL);
+}
+
+static void streams_without_open_end_and_shut_nobody_out(void **state)
+{
+    (void)state;
+    enum { CAP = 4, N = CAP + 1 };
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {
+        "--model", MODEL, "--verify-streams", "4", "--verify-timeout", "3", NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish w;
+    struct verify v[N];
+    AUTO(mem_free) struct answer *a = answers_new(1);
+    wish_init(&w, STORY, 5);
+    for (unsigned i = 0; i < N; i++)
+        verify_open_at(c, &v[i], NULL);
+    unsigned refused = N;
+    while (!count_ended(v, N, &refused)) // ends when streams time out
+        must_answer_get_model(c);
+    assert_true(refused < N); // the first one that has ended is one too many
+    assert_true(rpc_rig_health(c, "tandem.v1.Verifier") == 1);
+    generation_run(c, &w.msg, a);
+    assert_int_equal(a->n, 5);
+    for (unsigned i = 0; i < N; i++) {
+        if (i == refused)
+            verify_must_end(&v[i], RPC_RESOURCE_EXHAUSTED, "too many calls");
+        else
+            verify_must_end(&v[i], RPC_DEADLINE_EXCEEDED, "no `open` arrived for 3 s");
+    }
+    verify_open_at(c, &v[0], &w.msg); // there is a place again
+    verify_draft(&v[0], a->ids, NULL, 2);
+    assert_int_equal(v[0].accepted, 2);
+    assert_int_equal(verify_close(&v[0]).code, RPC_OK);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
 static void choices_that_have_not_started_are_preempted_with_the_first(void **state)
 {
     (void)state;
@@ -217,9 +383,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_full_queue_refuses_the_next_request),
+        cmocka_unit_test(a_burst_of_one_flow_does_not_starve_another),
+        cmocka_unit_test(a_full_queue_has_a_place_for_another_flow),
         cmocka_unit_test(preemption_in_a_small_pool_changes_no_answer),
         cmocka_unit_test(a_waiting_verify_stream_is_preempted_and_resumed),
         cmocka_unit_test(idle_verify_streams_are_bounded),
+        cmocka_unit_test(streams_without_open_end_and_shut_nobody_out),
         cmocka_unit_test(choices_that_have_not_started_are_preempted_with_the_first),
         cmocka_unit_test(prefill_in_chunks_changes_no_answer),
     };

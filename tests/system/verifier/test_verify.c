@@ -257,6 +257,17 @@ static void drafts_that_do_not_fit_end_their_stream_only(void **state)
     verify_send(&v, NULL, &d);
     verify_must_end(&v, RPC_INVALID_ARGUMENT, "vocabulary");
 
+    uint32_t two[2] = {1, 1};
+    int32_t parent = -1;
+    verify_open(&v, &w.msg);
+    d.tokens = two;
+    d.n_tokens = 2;
+    d.parents = &parent;
+    d.n_parents = 1;
+    verify_send(&v, NULL, &d);
+    verify_must_end(&v, RPC_INVALID_ARGUMENT, "the draft has 2 tokens and 1 parents");
+    d.n_parents = 0;
+
     uint32_t many[DRAFT_MAX_NODES + 1] = {0};
     verify_open(&v, &w.msg);
     d.tokens = many;

@@ -8,6 +8,7 @@
 #include "base/conf.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/secret.h"
 #include "lib/lib.h"
 #include "lib/rigs/logged.h"
 
@@ -318,6 +319,42 @@ static void values_and_files_above_their_limit_are_refused(void **state)
     REFUSED(READ("--k", text), "--k must be"); // and the sentence stays one
 }
 
+/* A descriptor that is opened now has the lowest free number. */
+static int lowest_free(void)
+{
+    int fd = dup(0);
+    assert_true(fd >= 0);
+    close(fd);
+    return fd;
+}
+
+static void files_are_closed_after_reading(void **state)
+{
+    (void)state;
+    struct secret s;
+    int before = lowest_free();
+    assert_int_equal(READ("--config", "/dev/null"), 0);
+    assert_int_equal(lowest_free(), before);
+    REFUSED(READ("--config", "/tmp"), "/tmp");
+    assert_int_equal(lowest_free(), before);
+    assert_int_equal(secret_read("nothing", "/dev/null", false, &s), 0);
+    secret_done(&s);
+    assert_int_equal(lowest_free(), before);
+    assert_true(secret_read("nothing", "/tmp", false, &s) < 0);
+    assert_int_equal(lowest_free(), before);
+}
+
+static void a_value_at_a_bound_is_taken(void **state)
+{
+    (void)state;
+    assert_int_equal(READ("--k", "1", "--ngram-rate", "0"), 0);
+    assert_int_equal(k, 1);
+    assert_true(rate == 0);
+    assert_int_equal(READ("--k", "20", "--ngram-rate", "2"), 0);
+    assert_int_equal(k, 20);
+    assert_true(rate == 2);
+}
+
 static void a_list_takes_its_own_number_of_entries(void **state)
 {
     (void)state;
@@ -486,6 +523,8 @@ int main(void)
         cmocka_unit_test_teardown(a_file_has_comments_quotes_and_blanks, forget),
         cmocka_unit_test_teardown(bad_files_are_refused_with_their_line, forget),
         cmocka_unit_test_teardown(values_and_files_above_their_limit_are_refused, forget),
+        cmocka_unit_test_teardown(files_are_closed_after_reading, forget),
+        cmocka_unit_test_teardown(a_value_at_a_bound_is_taken, forget),
         cmocka_unit_test_teardown(a_list_takes_its_own_number_of_entries, forget),
         cmocka_unit_test_teardown(an_old_name_works_in_every_source_and_warns_once, forget),
         cmocka_unit_test_teardown(the_environment_prefers_the_new_name, forget),

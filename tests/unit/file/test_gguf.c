@@ -352,7 +352,7 @@ static void cannot_open(const char *name, int err, const char *why)
                  err, why);
 }
 
-static void a_file_is_mapped(void **state)
+static void a_file_is_read_on_demand(void **state)
 {
     FILE_AUTO f = sample();
     AUTO(checkpoint_close) struct checkpoint *g = NULL;
@@ -360,9 +360,29 @@ static void a_file_is_mapped(void **state)
     assert_int_equal(checkpoint_open(in_folder("model.gguf"), &g), 0);
     assert_true(checkpoint_modified(g) > 1600000000);
     const struct checkpoint_tensor *b = checkpoint_find_name(g, "b.weight");
-    checkpoint_advise(g, b->data, b->bytes, true);
-    checkpoint_advise(g, b->data, b->bytes, false);
+    checkpoint_prefetch(g, b);
     assert_true(checkpoint_walk(g) > 0);
+    (void)state;
+}
+
+/* Another process cuts the file after it was opened: an error, no SIGBUS. */
+static void a_file_cut_short_while_it_is_open_fails_to_read(void **state)
+{
+    FILE_AUTO f = sample();
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
+    char weights[48];
+    save("cut.gguf", &f);
+    assert_int_equal(checkpoint_open(in_folder("cut.gguf"), &g), 0);
+    const struct checkpoint_tensor *t = checkpoint_find_name(g, "c.weight");
+    assert_int_equal(checkpoint_read(g, t, 0, t->bytes, weights), 0);
+    assert_int_equal(truncate(in_folder("cut.gguf"), (off_t)t->offset + 7), 0);
+    assert_int_equal(checkpoint_read(g, t, 0, 7, weights), 0);
+    assert_int_equal(checkpoint_read(g, t, 0, 8, weights), -EIO);
+    assert_non_null(strstr(fail_text(), "cut.gguf: cut short while it was read"));
+    assert_int_equal(truncate(in_folder("cut.gguf"), 0), 0);
+    uint32_t n;
+    assert_int_equal(checkpoint_u32(g, "block_count", &n), 0); // is in memory
+    checkpoint_walk(g);
     (void)state;
 }
 
@@ -467,7 +487,8 @@ int main(void)
         cmocka_unit_test(dimensions_and_types_that_do_not_exist_are_refused),
         cmocka_unit_test(types_have_names_and_blocks),
         cmocka_unit_test(flipped_bits_never_lead_outside),
-        cmocka_unit_test(a_file_is_mapped),
+        cmocka_unit_test(a_file_is_read_on_demand),
+        cmocka_unit_test(a_file_cut_short_while_it_is_open_fails_to_read),
         cmocka_unit_test(unusable_files_are_refused_by_name),
         cmocka_unit_test(split_files_are_joined),
         cmocka_unit_test(split_files_that_do_not_belong_together_are_refused),

@@ -14,7 +14,7 @@ static struct openai_fault fault;
 
 static int response(const char *body)
 {
-    return openai_request_parse(OPENAI_RESPONSES, body, strlen(body), &q, &fault);
+    return openai_request_parse(OPENAI_RESPONSES, body, strlen(body), NULL, &q, &fault);
 }
 
 static void reasoning_belongs_to_the_calls_after_it(void **state)

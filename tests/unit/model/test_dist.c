@@ -102,6 +102,20 @@ static void top_p_keeps_the_token_that_reaches_it(void **state)
     }
 }
 
+static void equal_tokens_reach_top_p_exactly(void **state)
+{
+    (void)state;
+    float logits[V];
+    struct dist_params p = plain;
+    for (int i = 0; i < V; i++)
+        logits[i] = i % 2 && i < 8 ? 1 : -INFINITY; // four tokens of 0.25
+    p.top_p = 0.5F;
+    double probs[V];
+    set_probs(logits, &p, NULL, NULL, probs);
+    for (uint32_t i = 0; i < V; i++)
+        assert_true(probs[i] == (i == 1 || i == 3 ? 0.5 : 0));
+}
+
 static void min_p_is_relative_to_the_best(void **state)
 {
     (void)state;
@@ -532,6 +546,7 @@ int main(void)
         cmocka_unit_test(temperature_zero_is_the_lowest_of_the_largest),
         cmocka_unit_test(top_k_breaks_ties_to_the_lowest_ids),
         cmocka_unit_test(top_p_keeps_the_token_that_reaches_it),
+        cmocka_unit_test(equal_tokens_reach_top_p_exactly),
         cmocka_unit_test(min_p_is_relative_to_the_best),
         cmocka_unit_test(each_penalty_uses_its_own_counts),
         cmocka_unit_test(counts_taken_back_leave_no_trace),

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static struct pool *pool;
 static const struct kernel *kernel;
@@ -134,6 +135,80 @@ static void the_digest_names_the_weights(void **state)
     free(f.data);
 }
 
+static uint64_t digest_in(struct file f)
+{
+    AUTO(model_free) struct model *m = NULL;
+    assert_int_equal(load(f, &m), 0);
+    return m->digest;
+}
+
+/* One byte of a row anywhere in a tensor, and two rows that are exchanged. */
+static void every_row_is_in_the_digest(void **state)
+{
+    (void)state;
+    struct file f = file_of("qwen2");
+    uint64_t plain = digest_in(f);
+    AUTO(checkpoint_close) struct checkpoint *c = NULL;
+    assert_int_equal(checkpoint_open_memory(f.data, f.len, &c), 0);
+    for (uint32_t i = 0; i < checkpoint_n_tensors(c); i++) {
+        const struct checkpoint_tensor *t = checkpoint_tensor_at(c, i);
+        size_t row_bytes = t->bytes / t->shape[1], row = t->shape[1] * (i + 1) / (i + 2);
+        char *at = f.data + t->offset + row * row_bytes;
+        at[row_bytes - 2] ^= 1;
+        assert_true(digest_in(f) != plain);
+        at[row_bytes - 2] ^= 1;
+    }
+    const struct checkpoint_tensor *t = checkpoint_find(c, CHECKPOINT_TOKEN_EMBD, 0);
+    char *rows = f.data + t->offset, row[TINY_EMBD * 4];
+    size_t n = t->bytes / t->shape[1];
+    memcpy(row, rows + 40 * n, n);
+    memcpy(rows + 40 * n, rows + 41 * n, n);
+    memcpy(rows + 41 * n, row, n);
+    assert_true(digest_in(f) != plain);
+    free(f.data);
+}
+
+static void the_digest_does_not_depend_on_threads(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    struct pool *two = pool;
+    uint64_t digest[5] = {0};
+    for (unsigned n = 1; n < ARRAY_LEN(digest); n++) {
+        assert_int_equal(pool_new(n, false, &pool), 0);
+        digest[n] = digest_in(f);
+        pool_free(pool);
+        assert_true(digest[n] == digest[1]);
+    }
+    pool = two;
+    free(f.data);
+}
+
+/* Whichever thread meets the end of the file, the sentence is the loading thread's. */
+static void a_file_cut_short_while_it_is_loaded_is_an_error(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    char path[] = "/tmp/tandem-cut-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, f.data, f.len), (ssize_t)f.len);
+    for (int part = 3; part < 6; part++) {
+        AUTO(checkpoint_close) struct checkpoint *c = NULL;
+        AUTO(model_free) struct model *m = NULL;
+        assert_int_equal(pwrite(fd, f.data, f.len, 0), (ssize_t)f.len);
+        assert_int_equal(checkpoint_open(path, &c), 0);
+        assert_int_equal(model_plan(c, MODEL_AS_FILE, &m), 0);
+        assert_int_equal(ftruncate(fd, (off_t)f.len * part / 6), 0);
+        assert_int_equal(
+            model_load(m, &(struct model_load_options){.pool = pool, .kernel = kernel}), -EIO);
+        assert_non_null(strstr(fail_text(), "cut short while it was read"));
+    }
+    close(fd);
+    unlink(path);
+    free(f.data);
+}
+
 static uint64_t digest_of(const struct tiny *t)
 {
     struct file f;
@@ -153,7 +228,7 @@ static struct file zeroed_file_of(const struct tiny *t)
     assert_int_equal(checkpoint_open_memory(f.data, f.len, &c), 0);
     for (uint32_t i = 0; i < checkpoint_n_tensors(c); i++) {
         const struct checkpoint_tensor *tensor = checkpoint_tensor_at(c, i);
-        memset((void *)tensor->data, 0, tensor->bytes);
+        memset(f.data + tensor->offset, 0, tensor->bytes);
     }
     return f;
 }
@@ -167,13 +242,13 @@ static void the_digest_of_a_file_never_changes(void **state)
         enum kernel_type type;
         uint64_t digest;
     } files[] = {
-        {"llama", KERNEL_F32, 0x0ba3ec39a9e49d92},    {"qwen2", KERNEL_F16, 0x25769101ea9d4273},
-        {"qwen3", KERNEL_BF16, 0x4b10dbbcee4e3ac5},   {"llama", KERNEL_Q4_0, 0x42e4ab5a2e3b8dde},
-        {"qwen2", KERNEL_Q4_1, 0x8ef83c20d8d39b98},   {"qwen3", KERNEL_Q5_0, 0xd5aaab50ab83fe3f},
-        {"llama", KERNEL_Q5_1, 0x2813e6911ae1c26f},   {"qwen2", KERNEL_Q8_0, 0xe279c0cb1f20bed1},
-        {"qwen3", KERNEL_Q4_K, 0x17c162b2414e8599},   {"llama", KERNEL_Q5_K, 0xcc8b0320442a6862},
-        {"qwen2", KERNEL_Q6_K, 0xe6e2d52636f5efff},   {"qwen3", KERNEL_IQ4_NL, 0xa2fdf14434c1d8df},
-        {"llama", KERNEL_IQ4_XS, 0xa269478c7047ed82},
+        {"llama", KERNEL_F32, 0x43afbe2a2f575ddd},    {"qwen2", KERNEL_F16, 0x0b430f5a91f96f17},
+        {"qwen3", KERNEL_BF16, 0xd231a02ef164cb7e},   {"llama", KERNEL_Q4_0, 0x998bd432ae71eedc},
+        {"qwen2", KERNEL_Q4_1, 0x1b5605a59d525d32},   {"qwen3", KERNEL_Q5_0, 0x2d00c9748491ed91},
+        {"llama", KERNEL_Q5_1, 0x6963e10d0e3666cd},   {"qwen2", KERNEL_Q8_0, 0x6f08ef27d21145ff},
+        {"qwen3", KERNEL_Q4_K, 0x232405f0f1d4f58b},   {"llama", KERNEL_Q5_K, 0x7dcbb1b71aac947d},
+        {"qwen2", KERNEL_Q6_K, 0x524a305ebf40f880},   {"qwen3", KERNEL_IQ4_NL, 0xc8c1860734aa4504},
+        {"llama", KERNEL_IQ4_XS, 0x2496ba68d99d68de},
     };
     for (size_t i = 0; i < ARRAY_LEN(files); i++) {
         struct tiny t = {files[i].arch, files[i].type, KERNEL_F16, .n_layers = 1, .seed = 7};
@@ -192,7 +267,7 @@ static void the_digest_of_an_embedded_model_never_changes(void **state)
     f.data = lib_read(SOURCE_DIR "/models/tales-11m-q8_0.gguf", &f.len);
     AUTO(model_free) struct model *m = NULL;
     assert_int_equal(load(f, &m), 0);
-    assert_true(m->digest == 0x35a8e41220b96394);
+    assert_true(m->digest == 0xf104b8b36872dac9);
     free(f.data);
 }
 
@@ -365,7 +440,7 @@ static void assert_rounded(struct file f, const char *name, const struct kernel_
     AUTO(mem_free) char *row = malloc(w->n_in * sizeof(*x));
     float *got = x + w->n_in;
     for (uint32_t i = 0; i < w->n_out; i++) {
-        kernel_dequant(type, (const char *)t->data + i * (t->bytes / w->n_out), w->n_in, x);
+        kernel_dequant(type, f.data + t->offset + i * (t->bytes / w->n_out), w->n_in, x);
         kernel_quantise(w->type, x, w->n_in, row);
         kernel_dequant(w->type, row, w->n_in, x);
         kernel_dequant_packed(w, i, got);
@@ -478,7 +553,10 @@ int main(void)
         cmocka_unit_test(the_digest_names_the_weights),
         cmocka_unit_test(the_digest_of_a_file_never_changes),
         cmocka_unit_test(the_digest_of_an_embedded_model_never_changes),
+        cmocka_unit_test(every_row_is_in_the_digest),
+        cmocka_unit_test(the_digest_does_not_depend_on_threads),
         cmocka_unit_test(the_digest_names_the_rotation),
+        cmocka_unit_test(a_file_cut_short_while_it_is_loaded_is_an_error),
         cmocka_unit_test(other_architectures_are_named),
         cmocka_unit_test(missing_keys_and_tensors_are_named),
         cmocka_unit_test(wrong_shapes_name_both),

@@ -14,7 +14,7 @@
 #define N_SEQS 5
 
 /* A proposer that drafts k tokens, each the length of the context. It never finishes sequences
- * whose last token is 13. A sparse q has two tokens. */
+ * whose last token is 12, although it draws tokens for them, or 13. A sparse q has two tokens. */
 static uint32_t n_calls, n_asked;
 static float last_p_min;            // of the last ask
 static const int32_t *stub_parents; // of each draft; NULL: no tree
@@ -75,7 +75,7 @@ static void stub_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
         }
         if (a->q_mode == DRAFT_SPARSE)
             add_q(a->to);
-        a->done = true;
+        a->done = a->context.tokens[a->context.n - 1] != 12;
     }
 }
 
@@ -226,6 +226,17 @@ static void out_of_time_the_answer_is_empty(void **state)
     assert_null(answer(0));
 }
 
+static void tokens_of_an_unfinished_draft_are_not_sent(void **state)
+{
+    (void)state;
+    struct request a = {0};
+    round_of(&a, (uint32_t[]){12, 0, 0, 0, 0})->budget_us = 0;
+    take(&a.msg, 1);
+    batch_draft(batch);
+    must_answer(1, 1, (uint64_t[]){0}, 0);
+    assert_null(answer(0));
+}
+
 static uint32_t unread_of(const Tandem__V1__Round *round)
 {
     take(round, 1);
@@ -298,6 +309,21 @@ static void an_update_ends_only_its_own_sequences_ask(void **state)
     must_answer(1, 1, (uint64_t[]){0}, 2);
     assert_null(answer(0));
     assert_int_equal(batch_n_open(batch), 2);
+}
+
+/* The number of a sequence means something only within its stream. */
+static void an_update_ends_no_older_ask_of_another_stream(void **state)
+{
+    (void)state;
+    struct request other = {0}, a = {0}, b = {0};
+    take(round_of(&other, (uint32_t[]){13, 0, 0, 0, 0}), 2);
+    take(round_of(&a, (uint32_t[]){13, 0, 0, 0, 0}), 1);
+    take(round_of(&b, (uint32_t[]){5, 0, 0, 0, 0}), 1);
+    batch_draft(batch);
+    must_answer(1, 1, (uint64_t[]){0}, 0);
+    must_answer(1, 1, (uint64_t[]){0}, 2);
+    assert_null(answer(0));
+    assert_int_equal(batch_n_open(batch), 1);
 }
 
 static void one_sequence_twice_in_a_round_is_answered_twice(void **state)
@@ -418,6 +444,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(p_min_comes_with_each_round, start, stop),
         cmocka_unit_test_setup_teardown(an_update_ends_the_ask_before_it, start, stop),
         cmocka_unit_test_setup_teardown(an_update_ends_only_its_own_sequences_ask, start, stop),
+        cmocka_unit_test_setup_teardown(an_update_ends_no_older_ask_of_another_stream, start, stop),
+        cmocka_unit_test_setup_teardown(tokens_of_an_unfinished_draft_are_not_sent, start, stop),
         cmocka_unit_test_setup_teardown(one_sequence_twice_in_a_round_is_answered_twice, start,
                                         stop),
         cmocka_unit_test_setup_teardown(a_round_that_contradicts_itself_leaves_nothing_open, start,

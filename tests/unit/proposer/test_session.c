@@ -318,6 +318,20 @@ static void idle_sessions_are_dropped(void **state)
     assert_int_equal(ask(s, 1, 2, 10, 11, 1), SESSION_DRAFT);
 }
 
+static void a_busy_session_is_never_idle(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct session_update u = update_of(7, 0, 10, 2);
+    struct prop_ask asked;
+    struct session *e = must_begin(s, &u, &asked);
+    sessions_expire(s, INT64_MAX / 2);
+    assert_int_equal(n_sessions(s), 1);
+    sessions_end(s, e);
+    sessions_expire(s, INT64_MAX / 2);
+    assert_int_equal(n_sessions(s), 0);
+}
+
 static void a_new_session_evicts_the_least_recently_used(void **state)
 {
     (void)state;
@@ -576,6 +590,26 @@ static void a_session_keeps_its_hint_and_counts_its_tokens(void **state)
     assert_true(with > 4);
 }
 
+static void a_cut_context_continues_its_hint_at_the_new_end(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 500);
+    struct prop_ask asked;
+    struct draft d = {0};
+    const uint32_t base[] = {10, 7};
+    for (unsigned i = 0; i < ARRAY_LEN(base); i++) {
+        struct session_update u = update_of(1, i ? base[i] : 0, base[i], 3);
+        u.prompt_len = 3;
+        u.hint = i ? NULL : counting + 3;
+        u.n_hint = i ? 0 : 20;
+        struct session *e = must_begin(s, &u, &asked);
+        asked.to = &d;
+        assert_true(sessions_hint(e, &asked));
+        sessions_end(s, e);
+        assert_memory_equal(d.tokens, counting + base[i], 3 * sizeof(uint32_t));
+    }
+}
+
 static void a_session_keeps_its_tenant(void **state)
 {
     (void)state;
@@ -610,6 +644,7 @@ int main(void)
         cmocka_unit_test(seq_done_has_the_context_only_if_the_sequence_has_ended),
         cmocka_unit_test(tokens_being_verified_stay_if_they_are_committed),
         cmocka_unit_test(idle_sessions_are_dropped),
+        cmocka_unit_test(a_busy_session_is_never_idle),
         cmocka_unit_test(a_new_session_evicts_the_least_recently_used),
         cmocka_unit_test(new_tokens_evict_the_least_recently_used),
         cmocka_unit_test(a_context_that_is_too_long_gets_empty_drafts),
@@ -622,6 +657,7 @@ int main(void)
         cmocka_unit_test(max_nodes_limits_all_branches),
         cmocka_unit_test(max_nodes_leaves_a_token_after_the_verified_ones),
         cmocka_unit_test(a_session_keeps_its_hint_and_counts_its_tokens),
+        cmocka_unit_test(a_cut_context_continues_its_hint_at_the_new_end),
         cmocka_unit_test(a_session_keeps_its_tenant),
         cmocka_unit_test(streams_on_many_threads_share_the_limits),
     };

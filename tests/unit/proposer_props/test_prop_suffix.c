@@ -175,6 +175,34 @@ static void tenants_of_one_bucket_share_nothing(void **state)
     prop_suffix.close(shared);
 }
 
+static struct draft ask_model(void *shared, const char *model, const char *tenant)
+{
+    struct prop_seq s = prop_seq_new(&prop_suffix, shared);
+    s.tenant = tenant;
+    s.model = model;
+    prop_seq_update(&s, 0, TOKENS(50, 1, 2, 3));
+    struct draft d = prop_seq_draft(&s, 8);
+    prop_seq_done(&s);
+    return d;
+}
+
+static void a_model_drafts_from_its_own_outputs_only(void **state)
+{
+    (void)state;
+    void *shared = must_open();
+    struct prop_seq s = prop_seq_new(&prop_suffix, shared);
+    s.tenant = "nn";
+    s.model = "fp_a";
+    s.n_prompt = 1;
+    prop_seq_update(&s, 0, TOKENS(90, 1, 2, 3, 4, 5));
+    prop_seq_done(&s);
+    assert_int_equal(ask_model(shared, "fp_b", "nn").n, 0);
+    assert_int_equal(ask_model(shared, NULL, "nn").n, 0);
+    assert_int_equal(ask_model(shared, "fp_an", "n").n, 0); // the border between both counts
+    assert_int_equal(ask_model(shared, "fp_a", "nn").n, 2);
+    prop_suffix.close(shared);
+}
+
 static void new_outputs_replace_the_oldest(void **state)
 {
     (void)state;
@@ -329,6 +357,7 @@ int main(void)
         cmocka_unit_test_setup(an_output_counts_once_after_its_session_was_dropped, prop_defaults),
         cmocka_unit_test_setup(a_match_does_not_span_two_outputs, prop_defaults),
         cmocka_unit_test_setup(a_tenant_drafts_from_its_own_outputs_only, prop_defaults),
+        cmocka_unit_test_setup(a_model_drafts_from_its_own_outputs_only, prop_defaults),
         cmocka_unit_test_setup(tenants_of_one_bucket_share_nothing, prop_defaults),
         cmocka_unit_test_setup(new_outputs_replace_the_oldest, prop_defaults),
         cmocka_unit_test_setup(the_pool_stays_within_its_limit, prop_defaults),

@@ -337,6 +337,65 @@ static void too_many_calls_are_refused(void **state)
     rpc_rig_done(&r);
 }
 
+/* Starts a call that must be refused. */
+static void must_be_busy(struct rpc_rig *r, const char *path)
+{
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_call(r, path, 1, 1, &t);
+    rpc_rig_await_end(&t, RPC_RESOURCE_EXHAUSTED);
+    rpc_stream_free(s);
+}
+
+static void a_limit_of_its_own_leaves_the_slots_of_others_and_needs_none(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){.max_calls = 1});
+    struct rpc_tally t[RPC_RIG_OWN_CALLS + 1];
+    struct rpc_stream *s[RPC_RIG_OWN_CALLS + 1];
+    s[0] = rpc_rig_keep(&r, &t[0]); // the only slot of the others
+    for (int i = 1; i <= RPC_RIG_OWN_CALLS; i++) {
+        s[i] = rpc_rig_call(&r, "/test/Own", 1, 1, &t[i]);
+        rpc_rig_await(&rpc_rig_seen.starts, 1 + i);
+    }
+    must_be_busy(&r, "/test/Own");
+    must_be_busy(&r, "/test/Echo");
+    rpc_stream_cancel(s[0]);
+    rpc_rig_await(&rpc_rig_seen.ends, 1);
+    assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK); // beside all of Own
+    rpc_stream_cancel(s[1]);
+    rpc_rig_await(&rpc_rig_seen.ends, 3); // of Keep, Echo and Own
+    struct rpc_tally t_again;
+    struct rpc_stream *again = rpc_rig_call(&r, "/test/Own", 1, 1, &t_again);
+    rpc_rig_await(&rpc_rig_seen.starts, 2 + RPC_RIG_OWN_CALLS);
+    rpc_stream_cancel(again);
+    rpc_rig_await_end(&t_again, RPC_CANCELLED);
+    for (int i = 0; i <= RPC_RIG_OWN_CALLS; i++) {
+        rpc_stream_cancel(s[i]);
+        rpc_rig_await_end(&t[i], RPC_CANCELLED);
+        rpc_stream_free(s[i]);
+    }
+    rpc_stream_free(again);
+    rpc_rig_done(&r);
+}
+
+static void a_drain_waits_for_calls_with_a_limit_of_their_own(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    struct rpc_tally t;
+    rpc_rig_init(&r, NULL);
+    struct rpc_stream *s = rpc_rig_call(&r, "/test/Own", 1, 1, &t);
+    rpc_rig_await(&rpc_rig_seen.starts, 1);
+    int64_t from_us = clock_us();
+    rpc_server_stop(r.server, 300);
+    r.server = NULL;
+    assert_true(clock_us() - from_us >= 300000); // the call runs until the time limit
+    rpc_rig_await_end(&t, RPC_UNAVAILABLE);
+    rpc_stream_free(s);
+    rpc_rig_done(&r);
+}
+
 /* Waits until one of the calls has ended; returns its index. */
 static size_t await_any_end(struct rpc_tally *tallies, size_t n)
 {
@@ -447,6 +506,8 @@ int main(void)
         RPC_RIG_TEST(cancelling_a_paused_stream_ends_it),
         RPC_RIG_TEST(a_server_that_does_not_read_pauses_the_client),
         cmocka_unit_test(too_many_calls_are_refused),
+        cmocka_unit_test(a_limit_of_its_own_leaves_the_slots_of_others_and_needs_none),
+        cmocka_unit_test(a_drain_waits_for_calls_with_a_limit_of_their_own),
         cmocka_unit_test(idle_reflection_calls_are_bounded_and_block_no_others),
         RPC_RIG_TEST(a_client_reconnects_to_a_restarted_server),
         cmocka_unit_test(each_errno_has_its_status),

@@ -83,7 +83,7 @@ static void passed_sockets_are_served(void **state)
     assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &len), 0);
     AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
     struct rpc_server *s = rpc_rig_server(NULL, h);
-    assert_int_equal(rpc_server_listen_fd(s, fd), 0);
+    assert_int_equal(rpc_server_listen_fd(s, fd, false), 0);
     assert_int_equal(rpc_server_start(s), 0);
     char target[32];
     snprintf(target, sizeof(target), "127.0.0.1:%d", ntohs(a.sin_port));
@@ -100,7 +100,7 @@ static void sockets_are_limited(void **state)
     struct rpc_rig *r = *state;
     AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
     struct rpc_server *s = rpc_rig_server(NULL, h);
-    assert_int_equal(rpc_server_listen_fd(s, -1), -EBADF);
+    assert_int_equal(rpc_server_listen_fd(s, -1, false), -EBADF);
     for (unsigned i = 0; i <= RPC_LISTEN_MAX; i++) {
         char address[160];
         snprintf(address, sizeof(address), "unix:%s/%u.sock", r->folder, i);

@@ -28,6 +28,7 @@ static void a_service_has_health_reflection_and_stats(void **state)
     uint32_t running = 3;
     struct rpc_service_options opt = {.name = "tandem.v1.Verifier",
                                       .listen = &listen,
+                                      .stats_roles = RPC_ROLE_CLIENT,
                                       .fill_stats = fill_stats,
                                       .user = &running};
     struct rpc_service *s;
@@ -58,8 +59,10 @@ static void a_service_without_an_address_does_not_start(void **state)
 {
     (void)state;
     struct conf_list listen = {0};
-    struct rpc_service_options opt = {
-        .name = "tandem.v1.Verifier", .listen = &listen, .fill_stats = fill_stats};
+    struct rpc_service_options opt = {.name = "tandem.v1.Verifier",
+                                      .listen = &listen,
+                                      .stats_roles = RPC_ROLE_CLIENT,
+                                      .fill_stats = fill_stats};
     struct rpc_service *s;
     assert_int_equal(rpc_service_new(&opt, &s), 0);
     assert_int_equal(rpc_service_start(s), -EINVAL);
@@ -70,8 +73,10 @@ static void stopping_requests_time_for_the_drain_and_the_threads(void **state)
 {
     (void)state;
     struct conf_list listen = {0};
-    struct rpc_service_options opt = {
-        .name = "tandem.v1.Verifier", .listen = &listen, .fill_stats = fill_stats};
+    struct rpc_service_options opt = {.name = "tandem.v1.Verifier",
+                                      .listen = &listen,
+                                      .stats_roles = RPC_ROLE_CLIENT,
+                                      .fill_stats = fill_stats};
     struct rpc_service *s;
     assert_int_equal(rpc_service_new(&opt, &s), 0);
     rpc_service_stop(s, 200000);

@@ -18,7 +18,8 @@ static void hang_start(struct rpc_call *c, struct rpc_msg *req)
     rpc_call_finish(c, RPC_OK, NULL);
 }
 
-static const struct rpc_method hang = {.path = "/test/Hang", .on_start = hang_start};
+static const struct rpc_method hang = {
+    .path = "/test/Hang", .roles = RPC_ROLE_ANY, .on_start = hang_start};
 
 static void a_callback_that_hangs_stops_the_feeding(void **state)
 {

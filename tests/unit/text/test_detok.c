@@ -62,6 +62,16 @@ static void plain_text_is_not_held_back(void **state)
     out_is(f, "hello\xc3\xa9");
 }
 
+static void the_end_can_complete_a_stop_string(void **state)
+{
+    struct fixture *f = *state;
+    stops_at(f, "b\xef\xbf\xbd"); // the replacement of a broken character
+    assert_int_equal(feed(f, "ab\xf0\x9f"), DETOK_NONE);
+    out_is(f, "a");
+    detok_flush(&f->d, &f->out);
+    out_is(f, "a");
+}
+
 static void half_a_character_waits_for_the_other_half(void **state)
 {
     struct fixture *f = *state;
@@ -228,6 +238,7 @@ int main(void)
 #define CASE(name) cmocka_unit_test_setup_teardown(name, fresh, cleaned)
     const struct CMUnitTest tests[] = {
         CASE(plain_text_is_not_held_back),
+        CASE(the_end_can_complete_a_stop_string),
         CASE(half_a_character_waits_for_the_other_half),
         CASE(bytes_that_stay_invalid_become_replacement_characters),
         CASE(an_unfinished_character_is_replaced_at_the_end),

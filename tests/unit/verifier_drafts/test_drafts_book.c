@@ -371,7 +371,7 @@ static void hint_tenant_and_sampling_are_sent_when_new(void **state)
     assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 0), 1);
     const struct drafts_outbox *o = drafts_book_take(b);
     AUTO(drafts_packer_free) struct drafts_packer *packer = NULL;
-    assert_int_equal(drafts_packer_new(4, &packer), 0);
+    assert_int_equal(drafts_packer_new(4, "", &packer), 0);
     const Tandem__V1__RoundSequence *r =
         drafts_pack(packer, o->urgent, 1, o->tokens, BUDGET_US)->sequences[0];
     assert_int_equal(r->n_hint, 5);

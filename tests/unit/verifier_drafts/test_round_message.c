@@ -90,7 +90,7 @@ static struct rpc_msg *send_wish(struct drafts_wish *w)
     AUTO(drafts_book_free) struct drafts_book *book = NULL;
     AUTO(drafts_packer_free) struct drafts_packer *packer = NULL;
     assert_int_equal(drafts_book_new(1, N_VOCAB, &book), 0);
-    assert_int_equal(drafts_packer_new(1, &packer), 0);
+    assert_int_equal(drafts_packer_new(1, "fp_target", &packer), 0);
     drafts_book_reset(book, &about);
     assert_int_equal(drafts_book_ask(book, w, 1, 1000000, 0), 1);
     const struct drafts_outbox *o = drafts_book_take(book);
@@ -166,6 +166,25 @@ static void every_sampling_parameter_arrives(void **state)
     must_arrive(&w, sampling_is_complete);
 }
 
+/* ---- owner ---- */
+
+static void owner_is_complete(const struct prop_ask *ask)
+{
+    assert_int_equal(ask->context.model_len, 9);
+    assert_memory_equal(ask->context.model, "fp_target", 9);
+    assert_int_equal(ask->context.tenant_len, 5);
+    assert_memory_equal(ask->context.tenant, "alice", 5);
+}
+
+static void the_owner_of_a_sequence_arrives(void **state)
+{
+    (void)state;
+    struct drafts_wish w = wish_of(4, 4);
+    w.tenant = "alice";
+    w.tenant_len = 5;
+    must_arrive(&w, owner_is_complete);
+}
+
 /* ---- limits of the draft ---- */
 
 static struct {
@@ -208,6 +227,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_sampling_parameter_arrives),
+        cmocka_unit_test(the_owner_of_a_sequence_arrives),
         cmocka_unit_test(nodes_and_depth_arrive_as_two_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

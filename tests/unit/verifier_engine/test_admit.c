@@ -3,6 +3,7 @@
 #include <string.h>
 #include "lib/lib.h"
 #include "lib/clients/topic.h"
+#include "lib/fakes/failing.h"
 #include "verifier-svc/engine/engine_impl.h"
 
 #define N_BLOCKS 64
@@ -57,7 +58,9 @@ static struct seq *come(struct engine *e, unsigned topic, uint32_t n)
     topic_init(&w, topic, n);
     struct seq *s = topic_request(&w, tok, 2000)->seqs[0];
     s->id = s->order = ++e->next_order;
-    atomic_fetch_add(&e->n_queued, 1);
+    bool displaces;
+    assert_int_equal(
+        flows_enter(e->flows, &s->req->place, s->req->flow, s->req->flow_len, &displaces), 0);
     seq_list_add(&e->waiting, s);
     return s;
 }
@@ -101,6 +104,36 @@ static void a_request_that_waits_for_a_prefix_is_passed_by_all(void **state)
     assert_int_equal(alike->state, SEQ_RUNNING);
 }
 
+/* Rows of another tenant are no reason to wait: they are never shared. */
+static void a_prefix_of_another_tenant_is_not_waited_for(void **state)
+{
+    struct engine *e = *state;
+    come(e, 1, 420);
+    admit_waiting(e);
+    struct seq *alike = come(e, 1, 440), *other = come(e, 1, 440), *longer = come(e, 1, 440);
+    other->req->tenant[0] = 'x';
+    other->req->tenant_len = 1;
+    longer->req->tenant_len = 1; // a zero byte
+    admit_waiting(e);
+    assert_int_equal(alike->state, SEQ_WAITING);
+    assert_int_equal(other->state, SEQ_RUNNING);
+    assert_int_equal(longer->state, SEQ_WAITING); // for blocks
+}
+
+static void a_lack_of_memory_fails_one_request_only(void **state)
+{
+    struct engine *e = *state;
+    struct seq *first = come(e, 1, 20), *second = come(e, 2, 20);
+    failing_at(1);
+    admit_waiting(e);
+    failing_at(0);
+    assert_int_equal(first->state, SEQ_ENDED);
+    assert_int_equal(flows_state(e->flows, &first->req->place), FLOWS_NONE);
+    assert_int_equal(second->state, SEQ_RUNNING);
+    assert_int_equal(e->waiting.n, 0);
+    request_drop(first->req);
+}
+
 static int open_model(void **state)
 {
     (void)state;
@@ -124,6 +157,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(at_most_eight_requests_pass_the_head),
         TEST(a_request_that_waits_for_a_prefix_is_passed_by_all),
+        TEST(a_prefix_of_another_tenant_is_not_waited_for),
+        TEST(a_lack_of_memory_fails_one_request_only),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }

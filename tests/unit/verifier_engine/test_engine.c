@@ -201,7 +201,7 @@ static struct request *request_of(struct engine *e)
     msg.n_stop = ARRAY_LEN(stops);
     msg.n = N_CHOICES;
     const struct loaded_model *m = engine_loaded_model(e);
-    struct request_limits limits = {m->tok, m->name, m->run.context, 4};
+    struct request_limits limits = {m->tok, m->name, m->run.context, 4, m->fingerprint};
     struct request *r;
     assert_int_equal(request_read(&msg, &limits, &r), 0);
     assert_int_equal(request_open(r, m->tok), 0);
@@ -469,7 +469,8 @@ static void must_speculate(struct engine *e, const struct speculation *want)
 static void a_change_is_applied_completely_or_not_at_all(void **state)
 {
     (void)state;
-    const struct speculation_change to = {SPECULATION_TARGETS, nowhere("b", 2)};
+    const struct speculation_change to = {SPECULATION_TARGETS | SPECULATION_ALLOWED,
+                                          nowhere("b", 2)};
     struct speculation now;
     options.speculation = nowhere("a", 1);
     AUTO(engine_free) struct engine *e = engine_client_start(&options, &stats);
@@ -483,7 +484,8 @@ static void a_change_is_applied_completely_or_not_at_all(void **state)
 
 static void *exchange_all(void *arg)
 {
-    const struct speculation_change to = {SPECULATION_TARGETS, nowhere("b", DRAFT_MAX_PROPOSERS)};
+    const struct speculation_change to = {SPECULATION_TARGETS | SPECULATION_ALLOWED,
+                                          nowhere("b", DRAFT_MAX_PROPOSERS)};
     struct speculation now;
     assert_int_equal(engine_speculate(arg, &to, &now), 0);
     return NULL;

@@ -20,7 +20,7 @@ static int open_model(void **state)
     (void)state;
     assert_int_equal(checkpoint_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &file), 0);
     assert_int_equal(tok_new(file, &tok), 0);
-    limits = (struct request_limits){tok, "tales-1m-q8_0", 64, 8};
+    limits = (struct request_limits){tok, "tales-1m-q8_0", 64, 8, "fp"};
     return 0;
 }
 
@@ -232,6 +232,11 @@ static void min_tokens_may_exceed_every_length(void **state)
     m.min_tokens = UINT32_MAX;
     AUTO(request_drop) struct request *most = must_read(&m);
     assert_int_equal(most->ban.until, UINT32_MAX);
+    m.has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
+    m.max_tokens = UINT32_MAX; // cut to the context, which changes no limit of min_tokens
+    m.min_tokens = UINT32_MAX - 1;
+    AUTO(request_drop) struct request *cut = must_read(&m);
+    assert_int_equal(cut->min_tokens, UINT32_MAX - 1);
 }
 
 static void counts_have_their_limits(void **state)
@@ -412,6 +417,43 @@ static void echo_keeps_the_prompts_own_text(void **state)
     assert_memory_equal(r->prompt_text, "Once upon a time", 16);
 }
 
+static void a_continuation_is_checked_against_its_request(void **state)
+{
+    (void)state;
+    message m = a_request();
+    uint32_t ids[61] = {0};
+    Tandem__V1__ChoiceSoFar choices[2] = {TANDEM__V1__CHOICE_SO_FAR__INIT,
+                                          TANDEM__V1__CHOICE_SO_FAR__INIT};
+    Tandem__V1__Continuation c = TANDEM__V1__CONTINUATION__INIT;
+    c.choices = (Tandem__V1__ChoiceSoFar *[]){&choices[0], &choices[1]};
+    c.n_choices = 2;
+    c.fingerprint = text_of("fp");
+    c.seed = -7;
+    m.continuation = &c;
+    must_refuse(&m, -EINVAL, "the continuation has 2 choices, the request has 1");
+    m.n = 2;
+    choices[0] = (Tandem__V1__ChoiceSoFar)TANDEM__V1__CHOICE_SO_FAR__INIT;
+    choices[0].tokens = ids;
+    choices[0].n_tokens = 3;
+    choices[0].round = 2;
+    choices[1].finished = true;
+    AUTO(request_drop) struct request *r = must_read(&m);
+    assert_int_equal(r->seed, -7);
+    assert_int_equal(r->continued[0].n, 3);
+    assert_int_equal(r->continued[0].round, 2);
+    assert_true(r->continued[1].finished);
+    ids[2] = tok_n_vocab(tok);
+    must_refuse(&m, -EINVAL, "token 2 of choice 0 is 4096, the vocabulary ends at 4095");
+    ids[2] = 0;
+    choices[0].n_tokens = r->max_tokens + 1;
+    must_refuse(&m, -EINVAL, "tokens already, at most");
+    choices[0].n_tokens = 3;
+    choices[0].finished = true;
+    must_refuse(&m, -EINVAL, "all choices have finished");
+    c.fingerprint = text_of("f");
+    must_refuse(&m, -ESTALE, "another fingerprint; this one has fp");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -434,6 +476,7 @@ int main(void)
         cmocka_unit_test(a_draft_is_cut_as_the_request_says),
         cmocka_unit_test(names_of_shown_special_tokens_are_looked_up),
         cmocka_unit_test(an_id_is_made_fit_for_logs),
+        cmocka_unit_test(a_continuation_is_checked_against_its_request),
         cmocka_unit_test(echo_keeps_the_prompts_own_text),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);

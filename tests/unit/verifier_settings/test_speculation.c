@@ -129,6 +129,79 @@ static void a_configured_name_is_free(void **state)
     assert_true(speculation_is_default(&s, "chain"));
 }
 
+/* What a call that names this target gets. */
+static int call_with(const struct speculation *s, const char *target)
+{
+    struct speculation_change c = {.has = SPECULATION_TARGETS};
+    assert_int_equal(add_target(&c.to, target, strlen(target)), 0);
+    return speculation_check_allowed(s, &c);
+}
+
+static void a_call_names_only_targets_that_match(void **state)
+{
+    (void)state;
+    static const char *const patterns[] = {"unix:/run/p-*.sock", "dns:///*.a.example:50", "h:1"};
+    static const char *const good[] = {"unix:/run/p-1.sock", "x=unix:/run/p-a_b-C.sock",
+                                       "unix:/run/p-.sock", "dns:///gpu7.a.example:50", "h:1"};
+    static const char *const bad[] = {"unix:/run/p-1.sock2",
+                                      "unix:/run/p-x/../../tmp/y.sock",
+                                      "unix:/run/q-1.sock",
+                                      "dns:///evil.example:1#.a.example:50",
+                                      "dns:///evil.example:1?.a.example:50",
+                                      "dns:///x.y.a.example:50",
+                                      "dns:///gpu7.a.example:500",
+                                      "h:11",
+                                      "xh:1",
+                                      "*"};
+    struct speculation s = {0};
+    assert_int_equal(speculation_allow(&s, patterns, ARRAY_LEN(patterns)), 0);
+    for (size_t i = 0; i < ARRAY_LEN(good); i++)
+        if (call_with(&s, good[i]) != 0)
+            fail_msg("%s", good[i]);
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++)
+        if (call_with(&s, bad[i]) != -EACCES)
+            fail_msg("%s", bad[i]);
+    assert_non_null(strstr(fail_text(), "the target \"*\" is not in proposer_targets_allowed"));
+}
+
+static void without_patterns_a_call_names_the_configured_targets(void **state)
+{
+    (void)state;
+    struct speculation s = {0};
+    assert_int_equal(add_target(&s, "a=h:1", 5), 0);
+    assert_int_equal(speculation_allow(&s, NULL, 0), 0);
+    assert_int_equal(call_with(&s, "b=h:1"), 0);
+    assert_int_equal(call_with(&s, "h:2"), -EACCES);
+    assert_int_equal(speculation_allow(&s, (const char *[]){"none"}, 1), 0);
+    assert_int_equal(call_with(&s, "h:1"), -EACCES);
+    struct speculation_change off = {.has = SPECULATION_ON | SPECULATION_TARGETS};
+    assert_int_equal(speculation_check_allowed(&s, &off), 0); // names none
+    struct speculation_change file = {.has = SPECULATION_TARGETS | SPECULATION_ALLOWED};
+    assert_int_equal(add_target(&file.to, "h:3", 3), 0);
+    assert_int_equal(speculation_allow(&file.to, NULL, 0), 0);
+    assert_int_equal(speculation_check_allowed(&s, &file), 0); // the configuration's
+    s = speculation_after(&s, &file);
+    assert_int_equal(call_with(&s, "h:3"), 0);
+    assert_int_equal(call_with(&s, "h:1"), -EACCES);
+}
+
+static void patterns_are_bounded(void **state)
+{
+    (void)state;
+    struct speculation s = {0};
+    const char *many[SPECULATION_ALLOWED_MAX + 1];
+    char text[DRAFTS_TARGET_MAX + 1];
+    for (size_t i = 0; i < ARRAY_LEN(many); i++)
+        many[i] = "h:1";
+    assert_int_equal(speculation_allow(&s, many, SPECULATION_ALLOWED_MAX), 0);
+    assert_int_equal(speculation_allow(&s, many, ARRAY_LEN(many)), -EINVAL);
+    memset(text, 'x', sizeof(text));
+    text[DRAFTS_TARGET_MAX] = 0;
+    assert_int_equal(speculation_allow(&s, (const char *[]){text}, 1), -EINVAL);
+    text[DRAFTS_TARGET_MAX - 1] = 0;
+    assert_int_equal(speculation_allow(&s, (const char *[]){text}, 1), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -137,6 +210,9 @@ int main(void)
         cmocka_unit_test(bad_targets_are_refused),
         cmocka_unit_test(the_cascade_is_also_found_by_its_old_name_with_one_warning),
         cmocka_unit_test(a_configured_name_is_free),
+        cmocka_unit_test(a_call_names_only_targets_that_match),
+        cmocka_unit_test(without_patterns_a_call_names_the_configured_targets),
+        cmocka_unit_test(patterns_are_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -129,7 +129,7 @@ static void rereading_returns_changes_and_names_settings_that_need_a_restart(voi
     assert_int_equal(c.to.k, 4);
     assert_string_equal(c.to.proposer, "b");
     assert_int_equal(c.has, SPECULATION_TARGETS | SPECULATION_PROPOSER | SPECULATION_POLICY |
-                                SPECULATION_K | SPECULATION_BATCH);
+                                SPECULATION_K | SPECULATION_BATCH | SPECULATION_ALLOWED);
 
     setenv("TANDEM_NAME", "other", 1);
     setenv("TANDEM_PIN", "off", 1);

@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include "base/buf.h"
 #include "base/err.h"
-#include "gateway/serve/auth.h"
+#include "gateway/keys/auth.h"
 #include "lib/lib.h"
 
 #define ALICE "sk-0123456789abcdef"
@@ -26,8 +26,14 @@ static struct auth *auth_of(const char *text)
 /* The result of a request with this key. */
 static int enters(struct auth *a, const char *secret, int64_t now_us, struct auth_guest **ret)
 {
-    unsigned retry_s;
-    return auth_enter(a, secret, true, now_us, ret, &retry_s);
+    struct auth_levels levels;
+    return auth_enter(a, secret, true, now_us, ret, &levels);
+}
+
+static int binds(struct auth_guest *u, struct openai_request *q, struct openai_fault *ret_fault)
+{
+    struct auth_levels levels;
+    return auth_bind(u, q, 1, ret_fault, &levels);
 }
 
 static void a_known_key_is_accepted(void **state)
@@ -44,7 +50,7 @@ static void a_known_key_is_accepted(void **state)
     for (size_t i = 0; i < ARRAY_LEN(others); i++)
         assert_int_equal(enters(a, others[i], 1, &k), -EACCES);
     assert_non_null(strstr(fail_text(), "not valid"));
-    assert_int_equal(enters(a, NULL, 1, &k), -EACCES);
+    assert_int_equal(enters(a, NULL, 1, &k), -ENOKEY);
     assert_non_null(strstr(fail_text(), "Authorization: Bearer"));
 }
 
@@ -98,6 +104,12 @@ static void a_malformed_line_is_named_by_its_number(void **state)
         {"alice " ALICE " rate=", "unknown limit"},
         {"alice " ALICE " rate=9999999999", "1 to 999999999"},
         {"alice " ALICE " speed=9", "unknown limit: use rate="},
+        {"alice " ALICE " tokens_per_day=x", "tokens_per_day= must be followed by a number"},
+        {"alice " ALICE " models=", "unknown limit"},
+        {"alice " ALICE " models=a,,b", "names of models with commas"},
+        {"alice " ALICE " models=,a", "names of models with commas"},
+        {"alice " ALICE " models=a,", "names of models with commas"},
+        {"alice " ALICE " models=a models=b", "models= may be given only once"},
         {"alice " ALICE "\nbob " ALICE, "line 2: this key is in the file twice"},
     };
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
@@ -138,10 +150,10 @@ static void the_number_of_keys_is_limited(void **state)
     (void)state;
     AUTO(buf_done) struct buf text = {0};
     buf_init(&text, 1 << 20);
-    for (unsigned i = 0; i < AUTH_MAX_KEYS; i++)
+    for (unsigned i = 0; i < KEY_FILE_MAX_KEYS; i++)
         buf_printf(&text, "name%u sk-0123456789-%06u\n", i, i);
     AUTO(auth_free) struct auth *all = auth_of(text.data);
-    assert_int_equal(auth_n_keys(all), AUTH_MAX_KEYS);
+    assert_int_equal(auth_n_keys(all), KEY_FILE_MAX_KEYS);
     buf_puts(&text, "last " ALICE "\n");
     struct auth *none;
     assert_int_equal(auth_new_text("keys", text.data, text.len, &none), -EINVAL);
@@ -153,16 +165,18 @@ static void requests_per_minute_are_limited(void **state)
     (void)state;
     AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " rate=3\nbob " BOB);
     struct auth_guest *k;
-    unsigned retry_s;
+    struct auth_levels levels;
     int64_t now_us = 5 * (int64_t)MINUTE_US;
     for (unsigned i = 0; i < 3; i++) {
         assert_int_equal(enters(a, ALICE, now_us, &k), 0);
         auth_leave(k);
     }
-    assert_int_equal(auth_enter(a, ALICE, true, now_us, &k, &retry_s), -EAGAIN);
+    assert_int_equal(auth_enter(a, ALICE, true, now_us, &k, &levels), -EAGAIN);
     assert_non_null(strstr(fail_text(), "3 requests per minute (rate)"));
+    unsigned retry_s = levels.retry_s;
     assert_true(retry_s >= 20 && retry_s <= 21);
-    assert_int_equal(auth_enter(a, ALICE, false, now_us, &k, &retry_s), 0); // does not count
+    assert_int_equal(auth_enter(a, ALICE, false, now_us, &k, &levels), 0); // does not count
+    auth_leave(k);
     assert_int_equal(enters(a, BOB, now_us, &k), 0);
     auth_leave(k);
     now_us += (int64_t)retry_s * 1000000;
@@ -196,7 +210,7 @@ static struct openai_request request_of(const char *body)
 {
     struct openai_request q;
     struct openai_fault fault;
-    if (openai_request_parse(OPENAI_COMPLETION, body, strlen(body), &q, &fault) < 0)
+    if (openai_request_parse(OPENAI_COMPLETION, body, strlen(body), NULL, &q, &fault) < 0)
         fail_msg("%s", fault.text);
     return q;
 }
@@ -212,17 +226,17 @@ static void every_choice_of_a_request_counts(void **state)
     struct auth_guest *u[3];
     assert_int_equal(enters(a, ALICE, 1, &u[0]), 0);
     assert_int_equal(enters(a, ALICE, 1, &u[1]), 0);
-    assert_int_equal(auth_bind(u[0], &two, &fault), 0); // 3 with the other request
-    assert_int_equal(auth_bind(u[1], &three, &fault), -EAGAIN);
+    assert_int_equal(binds(u[0], &two, &fault), 0); // 3 with the other request
+    assert_int_equal(binds(u[1], &three, &fault), -EAGAIN);
     assert_int_equal(fault.status, 429);
     assert_non_null(strstr(fault.text, "4 concurrent choices (concurrency); try again"));
-    assert_int_equal(auth_bind(u[1], &five, &fault), -EINVAL); // more than the limit itself
+    assert_int_equal(binds(u[1], &five, &fault), -EINVAL); // more than the limit itself
     assert_int_equal(fault.status, 400);
     assert_string_equal(fault.param, "n");
     assert_int_equal(enters(a, ALICE, 1, &u[2]), 0); // a refused request counts as before
     auth_leave(u[2]);
     auth_leave(u[0]);
-    assert_int_equal(auth_bind(u[1], &three, &fault), 0);
+    assert_int_equal(binds(u[1], &three, &fault), 0);
     assert_int_equal(enters(a, ALICE, 1, &u[0]), 0);
     assert_int_equal(enters(a, ALICE, 1, &u[2]), -EAGAIN);
     auth_leave(u[0]);
@@ -253,7 +267,7 @@ static void a_key_limits_the_tokens_of_an_answer(void **state)
         struct openai_fault fault;
         snprintf(body, sizeof(body), "{\"prompt\":\"x\"%s}", v[i].more);
         struct openai_request q = request_of(body);
-        int rc = auth_bind(k, &q, &fault);
+        int rc = binds(k, &q, &fault);
         assert_int_equal(rc, v[i].want ? 0 : -EINVAL);
         if (rc < 0) {
             assert_int_equal(fault.status, 400);
@@ -268,14 +282,14 @@ static void a_key_limits_the_tokens_of_an_answer(void **state)
     struct openai_request q = request_of("{\"prompt\":\"x\"}");
     struct openai_fault fault;
     q.kind = OPENAI_CHAT; // without max_tokens it continues to the end of the context
-    assert_int_equal(auth_bind(k, &q, &fault), 0);
+    assert_int_equal(binds(k, &q, &fault), 0);
     assert_int_equal(q.max_tokens.value, 40);
     openai_request_done(&q);
     auth_leave(k);
 }
 
-/* The tenant for a key and a salt (NULL: none). */
-static char *tenant_of(struct auth *a, const char *secret, const char *salt)
+/* The tenant and the flow for a key and a salt (NULL: none). */
+static char *names_of(struct auth *a, const char *secret, const char *salt, char **ret_flow)
 {
     char body[256];
     struct auth_guest *k;
@@ -284,12 +298,43 @@ static char *tenant_of(struct auth *a, const char *secret, const char *salt)
              salt ? "{\"prompt\":\"x\",\"cache_salt\":\"%s\"}" : "{\"prompt\":\"x\"}", salt);
     struct openai_request q = request_of(body);
     assert_int_equal(enters(a, secret, 1, &k), 0);
-    assert_int_equal(auth_bind(k, &q, &fault), 0);
+    assert_int_equal(binds(k, &q, &fault), 0);
     auth_leave(k);
     char *tenant = TAKE(q.cache_salt);
+    *ret_flow = TAKE(q.flow);
     openai_request_done(&q);
     assert_int_equal(strlen(tenant), 64); // the limit of the verifier
+    assert_int_equal(strlen(*ret_flow), 64);
     return tenant;
+}
+
+static char *tenant_of(struct auth *a, const char *secret, const char *salt)
+{
+    char *flow, *tenant = names_of(a, secret, salt, &flow);
+    free(flow);
+    return tenant;
+}
+
+static char *flow_of(struct auth *a, const char *secret, const char *salt)
+{
+    char *flow;
+    free(names_of(a, secret, salt, &flow));
+    return flow;
+}
+
+/* Else a client with many salts would have many turns. */
+static void each_name_is_one_flow_whatever_the_salt(void **state)
+{
+    (void)state;
+    AUTO(auth_free)
+    struct auth *a = auth_of("alice " ALICE "\nbob " BOB "\nalice sk-the-next-key-of-alice\n");
+    AUTO(mem_free) char *alice = flow_of(a, ALICE, NULL), *bob = flow_of(a, BOB, NULL);
+    AUTO(mem_free) char *salted = flow_of(a, ALICE, "s"), *tenant = tenant_of(a, ALICE, NULL);
+    AUTO(mem_free) char *next = flow_of(a, "sk-the-next-key-of-alice", "t");
+    assert_string_not_equal(alice, bob);
+    assert_string_equal(alice, salted);
+    assert_string_equal(alice, next);
+    assert_string_not_equal(alice, tenant);
 }
 
 static void prefixes_are_shared_only_under_one_name_and_salt(void **state)
@@ -305,6 +350,117 @@ static void prefixes_are_shared_only_under_one_name_and_salt(void **state)
     assert_string_equal(tenants[4], tenants[0]);
     for (size_t i = 0; i < ARRAY_LEN(tenants); i++)
         free(tenants[i]);
+}
+
+/* ---- models ---- */
+
+static int binds_model(struct auth_guest *u, const char *model, char ret_model[64])
+{
+    char body[128];
+    struct openai_fault fault;
+    snprintf(body, sizeof(body),
+             model ? "{\"prompt\":\"x\",\"model\":\"%s\"}" : "{\"prompt\":\"x\"}", model);
+    struct openai_request q = request_of(body);
+    int rc = auth_bind_model(u, &q, &fault);
+    snprintf(ret_model, 64, "%s", q.model ? q.model : "none");
+    openai_request_done(&q);
+    if (rc < 0) {
+        assert_int_equal(fault.status, 404);
+        assert_string_equal(fault.param, "model");
+    }
+    return rc;
+}
+
+static void a_key_may_use_only_its_models(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " models=big/x,tiny\nbob " BOB);
+    struct auth_guest *alice, *bob;
+    char model[64];
+    assert_int_equal(enters(a, ALICE, 1, &alice), 0);
+    assert_int_equal(enters(a, BOB, 1, &bob), 0);
+    static const struct {
+        const char *model, *becomes; // becomes NULL: refused
+    } v[] = {{"big/x", "big/x"}, {"tiny", "tiny"}, {NULL, "big/x"}, {"default", "big/x"},
+             {"", "big/x"},      {"tin", NULL},    {"tiny2", NULL}, {"big", NULL},
+             {"x,tiny", NULL},   {"big/x,", NULL}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        int rc = binds_model(alice, v[i].model, model);
+        if (rc != (v[i].becomes ? 0 : -ENOENT) || (rc == 0 && strcmp(model, v[i].becomes) != 0))
+            fail_msg("%s: %d %s", v[i].model, rc, model);
+        assert_int_equal(binds_model(bob, v[i].model, model), 0);
+        assert_string_equal(model, v[i].model ? v[i].model : "none");
+        assert_int_equal(binds_model(NULL, v[i].model, model), 0);
+    }
+    assert_true(auth_allows_model(alice, "tiny!", 4));
+    assert_false(auth_allows_model(alice, "tiny!", 5));
+    assert_true(auth_allows_model(bob, "any", 3));
+    auth_leave(alice);
+    auth_leave(bob);
+}
+
+/* ---- tokens per minute and day ---- */
+
+#define NOON_US (INT64_C(20000) * 86400 * 1000000 + INT64_C(43200) * 1000000)
+
+static void a_request_reserves_what_it_may_use(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " tokens_per_minute=100\n");
+    struct openai_fault fault;
+    struct auth_levels levels;
+    struct auth_guest *u[3];
+    /* 8 bytes are estimated as 2 tokens. */
+    struct openai_request big = request_of("{\"prompt\":\"12345678\",\"max_tokens\":60}"),
+                          two = request_of("{\"prompt\":[1,2,3],\"max_tokens\":20,\"n\":2}"),
+                          huge = request_of("{\"prompt\":\"12345678\",\"max_tokens\":99}");
+    for (size_t i = 0; i < ARRAY_LEN(u); i++)
+        assert_int_equal(enters(a, ALICE, NOON_US, &u[i]), 0);
+    assert_int_equal(auth_bind(u[0], &big, NOON_US, &fault, &levels), 0);
+    assert_int_equal(levels.tokens.limit, 100);
+    assert_int_equal(levels.tokens.left, 38);
+    assert_int_equal(levels.requests.limit, 0);
+    assert_int_equal(auth_bind(u[1], &two, NOON_US, &fault, &levels), -EAGAIN); // 43
+    assert_int_equal(fault.status, 429);
+    assert_non_null(strstr(fault.text, "100 tokens per minute (tokens_per_minute); 38 are left"));
+    assert_int_equal(levels.retry_s, 1); // the first may end before
+    assert_int_equal(auth_bind(u[2], &huge, NOON_US, &fault, &levels), -EINVAL);
+    assert_int_equal(fault.status, 400);
+    assert_string_equal(fault.param, "max_tokens");
+    auth_use(u[0], 7, NOON_US);
+    auth_leave(u[0]); // gives the rest back
+    assert_int_equal(auth_bind(u[1], &two, NOON_US, &fault, &levels), 0);
+    assert_int_equal(levels.tokens.left, 100 - 7 - 43);
+    auth_leave(u[1]);
+    auth_leave(u[2]);
+    openai_request_done(&big);
+    openai_request_done(&two);
+    openai_request_done(&huge);
+}
+
+static void a_request_without_a_limit_gets_a_share(void **state)
+{
+    (void)state;
+    AUTO(auth_free)
+    struct auth *a = auth_of("alice " ALICE " tokens_per_minute=1000 tokens_per_day=100000\n"
+                             "bob " BOB " tokens_per_day=100000\n");
+    static const struct {
+        const char *secret;
+        unsigned n;
+        int64_t tokens;
+    } v[] = {{ALICE, 1, 500}, {ALICE, 2, 250}, {BOB, 1, 4096}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct openai_fault fault;
+        struct auth_guest *u;
+        struct openai_request q = request_of("{\"prompt\":\"x\"}");
+        q.kind = OPENAI_CHAT;
+        q.n = (struct openai_int){true, v[i].n};
+        assert_int_equal(enters(a, v[i].secret, 1, &u), 0);
+        assert_int_equal(binds(u, &q, &fault), 0);
+        assert_int_equal(q.max_tokens.value, v[i].tokens);
+        auth_leave(u);
+        openai_request_done(&q);
+    }
 }
 
 static void write_file(const char *path, const char *text, mode_t mode)
@@ -358,7 +514,11 @@ int main(void)
         cmocka_unit_test(concurrent_requests_are_limited),
         cmocka_unit_test(every_choice_of_a_request_counts),
         cmocka_unit_test(a_key_limits_the_tokens_of_an_answer),
+        cmocka_unit_test(each_name_is_one_flow_whatever_the_salt),
         cmocka_unit_test(prefixes_are_shared_only_under_one_name_and_salt),
+        cmocka_unit_test(a_key_may_use_only_its_models),
+        cmocka_unit_test(a_request_reserves_what_it_may_use),
+        cmocka_unit_test(a_request_without_a_limit_gets_a_share),
         cmocka_unit_test(a_reload_keeps_the_counts_of_running_requests),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,100 @@
+/* rpc_roles.c - which roles a client of a server has. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "base/err.h"
+#include "base/mem.h"
+#include "rpc/rpc_base.h"
+#include "rpc/rpc_roles.h"
+
+#define SCHEME "tandem://"
+#define NOBODY 65534 // the overflow uid of Linux
+
+static const struct role_name {
+    const char *name;
+    unsigned role;
+} names[] = {
+    {"client", RPC_ROLE_CLIENT},     {"gateway", RPC_ROLE_GATEWAY},
+    {"verifier", RPC_ROLE_VERIFIER}, {"proposer", RPC_ROLE_PROPOSER},
+    {"operator", RPC_ROLE_OPERATOR},
+};
+
+/* 0: there is no such role. */
+static unsigned role_of(const char *text, size_t len)
+{
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        if (strlen(names[i].name) == len && memcmp(names[i].name, text, len) == 0)
+            return names[i].role;
+    }
+    return 0;
+}
+
+int rpc_roles_read(const struct conf_list *from, struct rpc_roles_map *ret)
+{
+    *ret = (struct rpc_roles_map){0};
+    for (unsigned i = 0; from && i < from->n; i++) {
+        const char *text = from->v[i], *mark = strrchr(text, '='); // a URI may contain '='
+        unsigned role = mark ? role_of(mark + 1, strlen(mark + 1)) : 0;
+        if (!role || mark == text)
+            return fail(-EINVAL,
+                        "tls_roles: %s is not NAME=ROLE with the role client, gateway, verifier, "
+                        "proposer or operator",
+                        text);
+        ret->v[ret->n].name = text;
+        ret->v[ret->n].len = (size_t)(mark - text);
+        ret->v[ret->n++].roles = role;
+    }
+    return 0;
+}
+
+unsigned rpc_roles_of_name(const struct rpc_roles_map *map, const char *name, size_t len)
+{
+    const size_t n = strlen(SCHEME);
+    unsigned roles = 0;
+    if (len > n && memcmp(name, SCHEME, n) == 0)
+        roles = role_of(name + n, len - n);
+    for (unsigned i = 0; i < map->n; i++) {
+        if (map->v[i].len == len && memcmp(map->v[i].name, name, len) == 0)
+            roles |= map->v[i].roles;
+    }
+    return roles;
+}
+
+unsigned rpc_roles_of_peer(const struct rpc_roles_map *map, grpc_call *call)
+{
+    static const char *const properties[] = {
+        GRPC_PEER_URI_PROPERTY_NAME, GRPC_PEER_DNS_PROPERTY_NAME, GRPC_X509_CN_PROPERTY_NAME};
+    grpc_auth_context *ctx = grpc_call_auth_context(call);
+    unsigned roles = 0;
+    for (size_t i = 0; ctx && i < ARRAY_LEN(properties); i++) {
+        grpc_auth_property_iterator it =
+            grpc_auth_context_find_properties_by_name(ctx, properties[i]);
+        for (const grpc_auth_property *p; (p = grpc_auth_property_iterator_next(&it));)
+            roles |= rpc_roles_of_name(map, p->value, p->value_length);
+    }
+    grpc_auth_context_release(ctx);
+    return roles;
+}
+
+const char *rpc_roles_text(unsigned roles, char out[RPC_ROLES_TEXT_MAX])
+{
+    size_t len = 0;
+    snprintf(out, RPC_ROLES_TEXT_MAX, "none");
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        if (roles & names[i].role)
+            len += (size_t)snprintf(out + len, RPC_ROLES_TEXT_MAX - len, "%s%s", len ? " or " : "",
+                                    names[i].name);
+    }
+    return out;
+}
+
+bool rpc_roles_is_own_user(int fd)
+{
+    struct ucred peer;
+    socklen_t len = sizeof(peer);
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0 || peer.uid == NOBODY)
+        return false;
+    return peer.uid == 0 || peer.uid == geteuid();
+}

@@ -1,0 +1,71 @@
+/* rpc_roles.h - which roles a client of a server has.
+ *
+ * - TLS: the roles of its certificate. These are each SAN URI `tandem://ROLE`, and each name in
+ *   `tls_roles`.
+ * - The admin socket (unix): operator.
+ * - Another unix socket: own_role of rpc_server_options, if the peer is the user that the service
+ *   runs as, or root. Other users: client.
+ * - TCP without TLS: client. With `insecure_listen`: own_role.
+ *
+ * own_role is the role of the service's usual peers: gateway for a verifier, verifier for a
+ * proposer. A method that does not name one of the roles is refused (rpc_method.roles).
+ *
+ * A service refuses to start with TCP without TLS if other machines can reach the address. It also
+ * refuses if it has no method for clients. `insecure_listen` permits both.
+ *
+ * Threads: any. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include "base/conf.h"
+
+/* The settings of a service that decide who may call it. */
+struct rpc_roles_settings {
+    struct conf_list tls_roles;
+    char *admin_listen;
+    bool insecure_listen;
+};
+
+/* Rows for a service's table of settings. */
+#define RPC_ROLES_OPTIONS(r)                                                                       \
+    {.name = "tls_roles",                                                                          \
+     .kind = CONF_LIST,                                                                            \
+     .value = &(r).tls_roles,                                                                      \
+     .max = CONF_LIST_MAX,                                                                         \
+     .help =                                                                                       \
+         "roles of certificates without a SAN tandem://ROLE, each NAME=ROLE; NAME: a SAN (DNS "    \
+         "or URI) or the CN, exactly; ROLE: client, gateway, verifier, proposer or operator"},     \
+        {.name = "admin_listen",                                                                   \
+         .kind = CONF_TEXT,                                                                        \
+         .value = &(r).admin_listen,                                                               \
+         .help = "unix:/path of a socket (mode 0600) whose clients are operators; ignored when "   \
+                 "such a socket is passed; empty: none"},                                          \
+    {                                                                                              \
+        .name = "insecure_listen", .kind = CONF_BOOL, .value = &(r).insecure_listen,               \
+        .fallback = "false",                                                                       \
+        .help = "permit TCP without TLS on addresses that other machines can reach; who connects " \
+                "over TCP without TLS then counts as a usual peer of this service"                 \
+    }
+
+/* Names of certificates with their roles, parsed from `tls_roles`. */
+struct rpc_roles_map {
+    unsigned n;
+    struct {
+        const char *name; // not terminated; the setting's
+        size_t len;
+        unsigned roles;
+    } v[CONF_LIST_MAX];
+};
+
+/* from: NULL for none; it must outlive the map. -EINVAL: an entry is not NAME=ROLE. */
+int rpc_roles_read(const struct conf_list *from, struct rpc_roles_map *ret);
+/* The roles that a name of a certificate gives: of "tandem://gateway", and of the map. */
+unsigned rpc_roles_of_name(const struct rpc_roles_map *map, const char *name, size_t len);
+
+/* "client", "gateway or operator", "none". */
+#define RPC_ROLES_TEXT_MAX 64
+const char *rpc_roles_text(unsigned roles, char out[RPC_ROLES_TEXT_MAX]);
+
+/* Whether the other end of a connected unix socket belongs to the user that this process runs as,
+ * or to root. False for the user "nobody", who stands for all unknown users in a user namespace. */
+bool rpc_roles_is_own_user(int fd);

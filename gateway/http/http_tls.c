@@ -1,0 +1,87 @@
+/* http_tls.c - the certificate of the HTTPS server. */
+#include <errno.h>
+#include <gnutls/abstract.h>
+#include <gnutls/gnutls.h>
+#include <stddef.h>
+#include "base/err.h"
+#include "gateway/http/http_tls.h"
+
+#define CHAIN_MAX 16 // certificates in the file
+
+static struct cert_files *files_in_use;
+
+static gnutls_datum_t datum(const struct secret *s)
+{
+    return (gnutls_datum_t){(unsigned char *)s->text, (unsigned)s->len};
+}
+
+static void chain_free(gnutls_pcert_st *chain, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        gnutls_pcert_deinit(&chain[i]);
+    gnutls_free(chain);
+}
+
+/* Parses certificate chain and key. The caller owns both. Below 0: an error of GnuTLS. */
+static int parse(const struct cert_text *t, gnutls_pcert_st **ret_chain, unsigned *ret_n,
+                 gnutls_privkey_t *ret_key)
+{
+    gnutls_datum_t cert = datum(&t->cert), key = datum(&t->key);
+    gnutls_privkey_t k;
+    unsigned n = CHAIN_MAX;
+    gnutls_pcert_st *chain = gnutls_calloc(CHAIN_MAX, sizeof(*chain));
+    int rc = chain ? gnutls_pcert_list_import_x509_raw(chain, &n, &cert, GNUTLS_X509_FMT_PEM, 0)
+                   : GNUTLS_E_MEMORY_ERROR;
+    if (rc < 0) {
+        gnutls_free(chain);
+        return rc;
+    }
+    rc = gnutls_privkey_init(&k);
+    if (rc == 0 && (rc = gnutls_privkey_import_x509_raw(k, &key, GNUTLS_X509_FMT_PEM, NULL, 0)) < 0)
+        gnutls_privkey_deinit(k);
+    if (rc < 0) {
+        chain_free(chain, n);
+        return rc;
+    }
+    *ret_chain = chain;
+    *ret_n = n;
+    *ret_key = k;
+    return 0;
+}
+
+int http_tls_check(const struct cert_text *t)
+{
+    gnutls_pcert_st *chain;
+    gnutls_privkey_t key;
+    unsigned n;
+    int rc = parse(t, &chain, &n, &key);
+    if (rc < 0)
+        return fail(-EINVAL, "tls_cert and tls_key: not usable for HTTPS: %s", gnutls_strerror(rc));
+    chain_free(chain, n);
+    gnutls_privkey_deinit(key);
+    return 0;
+}
+
+/* GnuTLS frees what this returns at the end of the handshake. */
+static int on_handshake(gnutls_session_t session, const struct gnutls_cert_retr_st *info,
+                        gnutls_pcert_st **ret_chain, unsigned *ret_n, gnutls_ocsp_data_st **ocsp,
+                        unsigned *n_ocsp, gnutls_privkey_t *ret_key, unsigned *flags)
+{
+    (void)session, (void)info;
+    AUTO(cert_text_unref) struct cert_text *t = cert_files_text(files_in_use);
+    *ocsp = NULL;
+    *n_ocsp = 0;
+    *flags = GNUTLS_CERT_RETR_DEINIT_ALL;
+    return parse(t, ret_chain, ret_n, ret_key) < 0 ? -1 : 0;
+}
+
+void http_tls_use(struct cert_files *files)
+{
+    files_in_use = files;
+}
+
+void *http_tls_callback(void)
+{
+    gnutls_certificate_retrieve_function3 *fn = on_handshake;
+    return (void *)fn;
+}

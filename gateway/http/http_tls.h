@@ -1,0 +1,15 @@
+/* http_tls.h - the certificate of the HTTPS server, chosen for each connection.
+ *
+ * libmicrohttpd reads a certificate once, at its start. So GnuTLS asks this callback during each
+ * handshake, and gets the content of the files that is in use. Established connections continue.
+ * Only this file includes GnuTLS. Private to gateway/http, except http_tls_check(). */
+#pragma once
+#include "base/cert.h"
+
+/* A check for cert.h. -EINVAL: GnuTLS does not accept this certificate and key. Any thread. */
+int http_tls_check(const struct cert_text *t);
+/* Before the server starts. files: used until the server has stopped. There is one HTTPS server in
+ * a process, because the callback gets no argument of ours. */
+void http_tls_use(struct cert_files *files);
+/* For MHD_OPTION_HTTPS_CERT_CALLBACK2. */
+void *http_tls_callback(void);

@@ -1,0 +1,356 @@
+/* API keys of the gateway: wrong keys, models, tokens per minute and day, who sees which ids. The
+ * fake verifier counts 7 tokens for each prompt. */
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/mem.h"
+#include "gateway/keys/bad_keys.h"
+#include "lib/clients/http_client.h"
+#include "lib/lib.h"
+#include "lib/rigs/services.h"
+#include "lib/rigs/stage.h"
+
+#define ALICE "sk-alice-0123456789"
+#define BOB "sk-bob-0123456789ab"
+#define WAIT_MS 20000
+
+/* ---- helpers ---- */
+
+static struct child start_gateway(const char *keys, const char *const *more, unsigned *port)
+{
+    const char *args[CHILD_MAX_ARGS] = {"--api-keys", stage.keys, "--metrics-open"};
+    for (unsigned i = 0; more && more[i]; i++)
+        args[3 + i] = more[i];
+    stage_write_keys(keys);
+    return gateway_start(stage.address, args, port);
+}
+
+static struct http_answer ask(unsigned port, const char *key, const char *what, const char *body)
+{
+    char header[128];
+    snprintf(header, sizeof(header), "X-API-Key: %s\r\n", key);
+    return http_ask(port, what, header, body);
+}
+
+static struct http_answer complete(unsigned port, const char *key, const char *body)
+{
+    return ask(port, key, "POST /v1/completions", body);
+}
+
+static unsigned count(const char *text, const char *part)
+{
+    unsigned n = 0;
+    for (; (text = strstr(text, part)); text += strlen(part))
+        n++;
+    return n;
+}
+
+/* The number in a header field; -1: it is absent. */
+static long field(const struct http_answer *a, const char *name)
+{
+    char mark[80];
+    snprintf(mark, sizeof(mark), "\r\n%s: ", name);
+    const char *at = strstr(a->head, mark);
+    return at ? strtol(at + strlen(mark), NULL, 10) : -1;
+}
+
+/* The tokens that the key has left before this request, which costs 8: the prompt and a token. It
+ * reserves one for the text, and one for the answer. */
+static long left_after_probe(unsigned port, const char *key)
+{
+    struct http_answer a = complete(port, key, "{\"prompt\":\"say 1\",\"max_tokens\":1}");
+    assert_int_equal(a.status, 200);
+    long left = field(&a, "x-ratelimit-remaining-tokens");
+    http_answer_done(&a);
+    return left + 3; // "say 1" is estimated as 2 tokens
+}
+
+/* ---- wrong keys ---- */
+
+static void wrong_keys_pause_their_address_but_no_right_key(void **state)
+{
+    (void)state;
+    unsigned port, n_paused = 0;
+    char line[160];
+    struct child s = start_gateway("alice " ALICE "\n", NULL, &port);
+    for (unsigned i = 0; i < BAD_KEYS_FREE + 30 && !n_paused; i++) {
+        struct http_answer a = complete(port, "sk-nobody-has-this", "{}");
+        assert_true(a.status == 401 || a.status == 429);
+        assert_true(i >= BAD_KEYS_FREE || a.status == 401);
+        n_paused += a.status == 429;
+        if (n_paused) {
+            assert_true(field(&a, "Retry-After") >= 1);
+            assert_non_null(strstr(a.body, "too many wrong keys came from this address"));
+            assert_non_null(strstr(a.body, "\"code\":\"rate_limit_exceeded\""));
+        }
+        http_answer_done(&a);
+    }
+    assert_int_equal(n_paused, 1);
+    for (unsigned i = 0; i < 20; i++)
+        http_answer_is(complete(port, ALICE, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
+    http_answer_is(complete(port, "sk-nobody-has-this", "{}"), 429, "", "");
+    snprintf(line, sizeof(line), "reason=\"backoff\"} 2\n");
+    http_answer_is(ask(port, ALICE, "GET /metrics", ""), 200, "", line);
+    child_stop(&s);
+}
+
+static void wrong_keys_are_one_line_of_the_log(void **state)
+{
+    (void)state;
+    unsigned port;
+    size_t len;
+    struct child s = start_gateway("alice " ALICE "\n", NULL, &port);
+    for (unsigned i = 0; i < 5; i++)
+        http_answer_is(complete(port, "sk-nobody-has-this", "{}"), 401, "", "not valid");
+    http_answer_is(http_ask(port, "GET /v1/models", "", ""), 401, "", "required");
+    free(child_wait_log(&s, "wrong API keys n="));
+    http_answer_is(complete(port, "sk-nobody-has-this", "{}"), 401, "", "not valid");
+    http_answer_is(complete(port, ALICE, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
+    free(child_wait_log(&s, "request done"));
+    AUTO(mem_free) char *log = lib_read(s.log, &len);
+    assert_int_equal(count(log, "wrong API keys n="), 1);
+    assert_non_null(strstr(log, "last_address=127.0.0.1"));
+    assert_null(strstr(log, "status=401"));
+    http_answer_is(http_ask(port, "GET /metrics", "", ""), 200, "", "reason=\"key\"} 7\n");
+    child_stop(&s);
+}
+
+static void a_wrong_key_at_health_counts_too(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = start_gateway("alice " ALICE "\n", NULL, &port);
+    for (unsigned i = 0; i < BAD_KEYS_FREE; i++) {
+        struct http_answer a = ask(port, "sk-nobody-has-this", "GET /health", "");
+        assert_int_equal(a.status, 200);
+        assert_null(strstr(a.body, "verifiers"));
+        http_answer_done(&a);
+    }
+    http_answer_is(complete(port, "sk-nobody-has-this", "{}"), 429, "", "wrong keys");
+    child_stop(&s);
+}
+
+/* ---- models ---- */
+
+static void a_key_sees_and_uses_only_its_models(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = start_gateway(
+        "alice " ALICE " models=fake/model\nbob " BOB " models=other,further\n", NULL, &port);
+    static const char *const posts[] = {"POST /v1/completions", "POST /tokenize"};
+    http_answer_is(ask(port, ALICE, "GET /v1/models", ""), 200, "", "\"id\":\"fake/model\"");
+    http_answer_is(ask(port, ALICE, "GET /v1/models/fake/model", ""), 200, "", "fake/model");
+    http_answer_is(ask(port, BOB, "GET /v1/models", ""), 200, "", "\"data\":[]");
+    http_answer_is(ask(port, BOB, "GET /v1/models/fake/model", ""), 404, "", "model_not_found");
+    for (size_t i = 0; i < ARRAY_LEN(posts); i++) {
+        static const char named[] = "{\"prompt\":\"say 1\",\"model\":\"fake/model\"}";
+        http_answer_is(ask(port, ALICE, posts[i], named), 200, "", "");
+        http_answer_is(ask(port, ALICE, posts[i], "{\"prompt\":\"say 1\"}"), 200, "", "");
+        http_answer_is(ask(port, BOB, posts[i], named), 404, "",
+                       "\"param\":\"model\",\"code\":\"model_not_found\"");
+        http_answer_is(ask(port, BOB, posts[i], "{\"prompt\":\"say 1\"}"), 404, "",
+                       "the model 'other' is not served here");
+    }
+    child_stop(&s);
+}
+
+/* ---- tokens ---- */
+
+static void limits_are_in_the_header(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s =
+        start_gateway("alice " ALICE " rate=60 tokens_per_minute=6000\nbob " BOB "\n", NULL, &port);
+    struct http_answer a = complete(port, ALICE, "{\"prompt\":[1,2,3],\"max_tokens\":97}");
+    assert_int_equal(field(&a, "x-ratelimit-limit-requests"), 60);
+    assert_int_equal(field(&a, "x-ratelimit-remaining-requests"), 59);
+    assert_int_equal(field(&a, "x-ratelimit-limit-tokens"), 6000);
+    assert_int_equal(field(&a, "x-ratelimit-remaining-tokens"), 5900);
+    assert_non_null(strstr(a.head, "\r\nx-ratelimit-reset-requests: "));
+    assert_non_null(strstr(a.head, "\r\nx-ratelimit-reset-tokens: 0s\r\n"));
+    http_answer_done(&a);
+    a = complete(port, BOB, "{\"prompt\":\"say 1\"}");
+    assert_null(strstr(a.head, "x-ratelimit"));
+    http_answer_done(&a);
+    a = complete(port, ALICE, "{\"prompt\":\"say 1\",\"max_tokens\":6000}");
+    assert_int_equal(a.status, 400); // never possible
+    assert_int_equal(field(&a, "x-ratelimit-limit-tokens"), 6000);
+    http_answer_done(&a);
+    child_stop(&s);
+}
+
+static void tokens_over_a_limit_are_429(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = start_gateway("alice " ALICE " tokens_per_day=100\n", NULL, &port);
+    http_answer_is(complete(port, ALICE, "{\"prompt\":\"say 60\",\"max_tokens\":60}"), 200, "",
+                   "\"total_tokens\":67");
+    struct http_answer a = complete(port, ALICE, "{\"prompt\":\"say 60\",\"max_tokens\":60}");
+    assert_int_equal(a.status, 429);
+    assert_int_equal(field(&a, "x-ratelimit-remaining-tokens"), 33);
+    assert_int_equal(field(&a, "x-ratelimit-limit-tokens"), 100);
+    assert_true(field(&a, "Retry-After") >= 1);
+    assert_non_null(strstr(a.body, "100 tokens per day (tokens_per_day); 33 are left"));
+    assert_non_null(strstr(a.body, "\"code\":\"rate_limit_exceeded\""));
+    http_answer_done(&a);
+    child_stop(&s);
+}
+
+static bool has_left(unsigned port, long want, long *ret)
+{
+    *ret = left_after_probe(port, ALICE);
+    return *ret <= want;
+}
+
+static void tokens_of_ended_requests_count(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = start_gateway("alice " ALICE " tokens_per_day=1000000\n", NULL, &port);
+    /* Cut short by the verifier after 7 + 20 tokens, and two prompts. */
+    http_answer_is(complete(port, ALICE, "{\"prompt\":\"short 20\",\"max_tokens\":50}"), 502, "",
+                   "");
+    long left = left_after_probe(port, ALICE);
+    assert_int_equal(left, 1000000 - 27);
+    http_answer_is(complete(port, ALICE, "{\"prompt\":[\"say 20\",\"say 20\"],\"max_tokens\":50}"),
+                   200, "", "");
+    long after = left_after_probe(port, ALICE); // the probe before cost 8
+    assert_int_equal(after, left - 8 - 54);
+    /* A client that disconnects after two events. */
+    struct http_client c = http_client_open(port);
+    http_client_ask(&c, "POST /v1/completions", "X-API-Key: " ALICE "\r\n",
+                    "{\"prompt\":\"pace 1000 5\",\"max_tokens\":1000,\"stream\":true}");
+    assert_int_equal(http_client_read_head(&c, WAIT_MS), 200);
+    for (unsigned i = 0; i < 10; i++)
+        free(http_client_event(&c, WAIT_MS, NULL));
+    http_client_close(&c);
+    gateway_await_running(stage.verifier, 0);
+    for (unsigned i = 0; i < 2000 && !has_left(port, after - 8 - 16, &left); i++)
+        poll(NULL, 0, 5);
+    assert_true(left <= after - 8 - 16);
+    assert_true(left > after - 900); // what was reserved and not used came back
+    child_stop(&s);
+}
+
+static void concurrent_requests_cannot_use_the_same_tokens(void **state)
+{
+    (void)state;
+    unsigned port, n_begun = 0;
+    struct http_client c[10];
+    struct child s = start_gateway("alice " ALICE " tokens_per_day=500\n", NULL, &port);
+    for (size_t i = 0; i < ARRAY_LEN(c); i++) {
+        c[i] = http_client_open(port);
+        http_client_ask(&c[i], "POST /v1/completions", "X-API-Key: " ALICE "\r\n",
+                        "{\"prompt\":\"stall\",\"max_tokens\":100,\"stream\":true}");
+        n_begun += http_client_read_head(&c[i], WAIT_MS) == 200;
+    }
+    assert_int_equal(n_begun, 4); // each may use 102
+    for (size_t i = 0; i < ARRAY_LEN(c); i++)
+        http_client_close(&c[i]);
+    gateway_await_running(stage.verifier, 0);
+    child_stop(&s);
+}
+
+/* ---- the usage file ---- */
+
+/* What the key has left of 1000 tokens. The request could never be served, so it uses none. */
+static long left_of_1000(unsigned port)
+{
+    struct http_answer a = complete(port, ALICE, "{\"prompt\":[1],\"max_tokens\":1001}");
+    assert_int_equal(a.status, 400);
+    long left = field(&a, "x-ratelimit-remaining-tokens");
+    http_answer_done(&a);
+    return left;
+}
+
+static void counts_are_kept_over_restarts_and_shared(void **state)
+{
+    (void)state;
+    unsigned port, second;
+    char usage[300];
+    snprintf(usage, sizeof(usage), "%s/usage.sqlite", service_dir());
+    const char *more[] = {"--usage-file", usage, NULL};
+    struct child s = start_gateway("alice " ALICE " tokens_per_day=1000\n", more, &port);
+    struct child t = start_gateway("alice " ALICE " tokens_per_day=1000\n", more, &second);
+    http_answer_is(complete(port, ALICE, "{\"prompt\":\"say 400\",\"max_tokens\":400}"), 200, "",
+                   "w399");
+    for (unsigned i = 0; i < 2000 && left_of_1000(second) != 593; i++)
+        poll(NULL, 0, 10); // the other gateway reads the file once a second
+    assert_int_equal(left_of_1000(second), 593);
+    child_signal(&t, SIGKILL);
+    child_wait(&t);
+    child_stop(&s);
+    s = start_gateway("alice " ALICE " tokens_per_day=1000\n", more, &port);
+    assert_int_equal(left_of_1000(port), 593);
+    child_stop(&s);
+    FILE *f = fopen(usage, "w");
+    fputs("this is no database, but it is long enough to be read as one, and so it is damaged", f);
+    fclose(f);
+    s = start_gateway("alice " ALICE " tokens_per_day=1000\n", more, &port);
+    free(child_wait_log(&s, "usage file is damaged and renamed to "));
+    http_answer_is(complete(port, ALICE, "{\"prompt\":[1],\"max_tokens\":900}"), 200, "", "w0");
+    child_stop(&s);
+}
+
+static void an_unusable_usage_file_stops_the_start(void **state)
+{
+    (void)state;
+    stage_write_keys("alice " ALICE "\n");
+    const char *args[] = {"--listen",     "127.0.0.1:0",        "--verifiers",
+                          stage.address,  "--api-keys",         stage.keys,
+                          "--usage-file", "/nonexistent/usage", NULL};
+    struct child s = child_start(BINARY_DIR "/gateway", args);
+    free(child_wait_log(&s, "usage file /nonexistent/usage: No such file or directory"));
+    assert_int_equal(child_wait(&s), 1);
+}
+
+/* ---- health ---- */
+
+static void health_shows_ids_of_the_own_key_only(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = start_gateway("alice " ALICE "\nbob " BOB "\n", NULL, &port);
+    fake_verifier_holder(stage.verifier, "id-of-alice");
+    struct http_client c = http_client_open(port);
+    http_client_ask(&c, "POST /v1/completions",
+                    "X-API-Key: " ALICE "\r\nX-Request-Id: id-of-alice\r\n",
+                    "{\"prompt\":\"stall\",\"stream\":true}");
+    assert_int_equal(http_client_read_head(&c, WAIT_MS), 200);
+    http_answer_is(ask(port, ALICE, "GET /health", ""), 200, "", "{\"id\":\"id-of-alice\",");
+    struct http_answer a = ask(port, BOB, "GET /health", "");
+    assert_null(strstr(a.body, "id-of-alice"));
+    assert_non_null(strstr(a.body, "{\"id\":null,\"choice\":0"));
+    http_answer_done(&a);
+    http_client_close(&c);
+    gateway_await_running(stage.verifier, 0);
+    child_stop(&s);
+    s = gateway_start(stage.address, NULL, &port); // without keys there is only the operator
+    http_answer_is(http_ask(port, "GET /health", "", ""), 200, "", "{\"id\":\"id-of-alice\",");
+    child_stop(&s);
+    fake_verifier_holder(stage.verifier, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(wrong_keys_pause_their_address_but_no_right_key),
+        cmocka_unit_test(wrong_keys_are_one_line_of_the_log),
+        cmocka_unit_test(a_wrong_key_at_health_counts_too),
+        cmocka_unit_test(a_key_sees_and_uses_only_its_models),
+        cmocka_unit_test(limits_are_in_the_header),
+        cmocka_unit_test(tokens_over_a_limit_are_429),
+        cmocka_unit_test(tokens_of_ended_requests_count),
+        cmocka_unit_test(concurrent_requests_cannot_use_the_same_tokens),
+        cmocka_unit_test(counts_are_kept_over_restarts_and_shared),
+        cmocka_unit_test(an_unusable_usage_file_stops_the_start),
+        cmocka_unit_test(health_shows_ids_of_the_own_key_only),
+    };
+    return cmocka_run_group_tests(tests, stage_open_verifier, stage_close_verifier);
+}

@@ -1,0 +1,169 @@
+/* The memory of all requests together stays within max_bodies_mib, and goes back to the system. */
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/buf.h"
+#include "base/mem.h"
+#include "lib/lib.h"
+#include "lib/rigs/stage.h"
+
+#define BODY_KIB 845
+#define MIB 1024 // in KiB
+
+/* A figure of /proc/PID/status in KiB. */
+static long kib_of(pid_t pid, const char *name)
+{
+    char path[64], line[256];
+    long kib = -1;
+    snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    while (kib < 0 && fgets(line, sizeof(line), f))
+        if (strncmp(line, name, strlen(name)) == 0)
+            kib = strtol(line + strlen(name) + 1, NULL, 10);
+    fclose(f);
+    assert_true(kib >= 0);
+    return kib;
+}
+
+/* Whether the process becomes smaller than that within 60 s. */
+static bool shrinks(pid_t pid, long kib)
+{
+    for (unsigned i = 0; i < 600 && kib_of(pid, "VmRSS") > kib; i++)
+        poll(NULL, 0, 100);
+    return kib_of(pid, "VmRSS") <= kib;
+}
+
+/* A chat of BODY_KIB whose tool has a parameter of any type per 10 bytes: as a tree it takes 27
+ * MiB. */
+static char *chat_with_parameters(void)
+{
+    AUTO(buf_done) struct buf b = {0};
+    buf_init(&b, 2 << 20);
+    buf_puts(&b, "{\"messages\":[{\"role\":\"user\",\"content\":\"stall\"}],\"stream\":true,"
+                 "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{"
+                 "\"properties\":{\"a\":{}");
+    for (unsigned i = 0; b.len < BODY_KIB << 10; i++)
+        buf_printf(&b, ",\"%05x\":{}", i);
+    buf_puts(&b, "}}}}]}");
+    return buf_take(&b);
+}
+
+static void tools_of_many_requests_stay_within_the_limit(void **state)
+{
+    (void)state;
+    if (LIB_SANITIZED)
+        lib_leave_out("a sanitizer keeps freed memory");
+    enum { N = 222 };
+    const char *more[] = {"--tool-format", "qwen-coder", "--request-timeout", "600", NULL};
+    unsigned at, n = (unsigned)lib_amount(20, 30, N);
+    struct child s = gateway_start(stage.address, more, &at);
+    struct http_client c[N];
+    AUTO(mem_free) char *body = chat_with_parameters();
+    long before = kib_of(s.pid, "VmRSS");
+    for (unsigned i = 0; i < n; i++) {
+        c[i] = http_client_open(at);
+        http_client_ask(&c[i], "POST /v1/chat/completions", "", body);
+    }
+    for (unsigned i = 0; i < n; i++)
+        assert_int_equal(http_client_read_head(&c[i], 300000), 200);
+    gateway_await_running(stage.verifier, n);
+    long most = kib_of(s.pid, "VmHWM");
+    print_message("%u requests: %ld MiB before, %ld MiB at most\n", n, before / MIB, most / MIB);
+    assert_true(most < before + 384 * MIB); // 30 trees: 800 MiB; the limit: 256 MiB
+    assert_true(shrinks(s.pid, before + 64 * MIB));
+    for (unsigned i = 0; i < n; i++)
+        http_client_close(&c[i]);
+    gateway_await_running(stage.verifier, 0);
+    child_stop(&s);
+}
+
+static void memory_goes_back_after_a_long_text(void **state)
+{
+    (void)state;
+    if (LIB_SANITIZED)
+        lib_leave_out("a sanitizer keeps freed memory");
+    unsigned at;
+    struct child s = gateway_start(stage.address, NULL, &at);
+    AUTO(buf_done) struct buf b = {0};
+    buf_init(&b, 16 << 20);
+    buf_puts(&b, "{\"prompt\":\"");
+    while (b.len < 8000 << 10)
+        buf_puts(&b, "aaaaaaaaaaaaaaaa");
+    buf_puts(&b, "\"}");
+    long before = kib_of(s.pid, "VmRSS");
+    struct http_answer a = http_call(at, "POST", "/tokenize", b.data);
+    assert_int_equal(a.status, 200);
+    assert_non_null(strstr(a.body, "\"count\":8192"));
+    http_answer_done(&a);
+    long after = kib_of(s.pid, "VmRSS");
+    print_message("%ld MiB before, %ld MiB after\n", before / MIB, after / MIB);
+    assert_true(shrinks(s.pid, before + 40 * MIB));
+    child_stop(&s);
+}
+
+static void a_body_whose_tree_is_too_large_is_413(void **state)
+{
+    (void)state;
+    const char *more[] = {"--max-bodies-mib", "8", "--max-body-kib", "1024", NULL};
+    unsigned at;
+    struct child s = gateway_start(stage.address, more, &at);
+    AUTO(mem_free) char *body = chat_with_parameters();
+    is_error(http_call(at, "POST", "/v1/chat/completions", body), 413, NULL,
+             "all requests together may use 8 MiB");
+    is_error(http_call(at, "POST", "/tokenize", body), 413, NULL,
+             "all requests together may use 8 MiB");
+    struct http_answer a = http_call(at, "POST", "/v1/completions", "{\"prompt\":\"say 1\"}");
+    assert_int_equal(a.status, 200);
+    http_answer_done(&a);
+    child_stop(&s);
+}
+
+/* The text of 2 MiB fits, its 2 million ids do not. */
+static void ids_that_find_no_memory_are_refused(void **state)
+{
+    (void)state;
+    const char *more[] = {"--max-bodies-mib", "8", "--max-body-kib", "4096", NULL};
+    unsigned at;
+    struct child s = gateway_start(stage.address, more, &at);
+    AUTO(buf_done) struct buf b = {0};
+    buf_init(&b, 4 << 20);
+    buf_puts(&b, "{\"prompt\":\"");
+    while (b.len < 2 << 20)
+        buf_puts(&b, "aaaaaaaaaaaaaaaa");
+    buf_puts(&b, "\"}");
+    is_error(http_call(at, "POST", "/tokenize", b.data), 413, NULL,
+             "all requests together may use 8 MiB");
+    child_stop(&s);
+}
+
+static void a_stop_ends_requests_that_wait_to_be_read(void **state)
+{
+    (void)state;
+    enum { N = 12 };
+    const char *more[] = {"--drain-timeout", "0", "--request-timeout", "600", NULL};
+    unsigned at;
+    struct child s = gateway_start(stage.address, more, &at);
+    struct http_client c[N];
+    AUTO(mem_free) char *body = chat_with_parameters();
+    for (unsigned i = 0; i < N; i++) {
+        c[i] = http_client_open(at);
+        http_client_ask(&c[i], "POST /v1/chat/completions", "", body);
+    }
+    child_stop(&s);
+    for (unsigned i = 0; i < N; i++)
+        http_client_close(&c[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tools_of_many_requests_stay_within_the_limit),
+        cmocka_unit_test(memory_goes_back_after_a_long_text),
+        cmocka_unit_test(a_body_whose_tree_is_too_large_is_413),
+        cmocka_unit_test(ids_that_find_no_memory_are_refused),
+        cmocka_unit_test(a_stop_ends_requests_that_wait_to_be_read),
+    };
+    return cmocka_run_group_tests(tests, stage_open_verifier, stage_close_verifier);
+}

@@ -1,0 +1,116 @@
+/* test_bad_keys.c - pauses for addresses that send wrong keys, and the summary for the log. */
+#include <stdio.h>
+#include <string.h>
+#include "base/err.h"
+#include "gateway/keys/bad_keys.h"
+#include "lib/lib.h"
+
+#define S INT64_C(1000000)
+
+static struct bad_keys *table(void)
+{
+    struct bad_keys *b = NULL;
+    if (bad_keys_new(&b) < 0)
+        fail_msg("%s", fail_text());
+    return b;
+}
+
+/* A wrong key from ::ffff:10.0.x.y. */
+static unsigned notes(struct bad_keys *b, unsigned host, int64_t now_us)
+{
+    uint8_t a[BAD_KEYS_ADDRESS] = {[10] = 0xff, [11] = 0xff, [12] = 10};
+    a[14] = (uint8_t)(host >> 8);
+    a[15] = (uint8_t)host;
+    return bad_keys_note(b, a, now_us);
+}
+
+static void pauses_grow_and_are_bounded(void **state)
+{
+    (void)state;
+    AUTO(bad_keys_free) struct bad_keys *b = table();
+    int64_t now_us = S;
+    for (unsigned i = 0; i < BAD_KEYS_FREE; i++)
+        assert_int_equal(notes(b, 1, now_us), 0);
+    static const unsigned pauses[] = {1, 2, 4, 8, 16, 32, 60, 60};
+    for (size_t i = 0; i < ARRAY_LEN(pauses); i++) {
+        assert_int_equal(notes(b, 1, now_us), pauses[i]);
+        assert_int_equal(notes(b, 1, now_us + 1), pauses[i]); // it does not grow meanwhile
+        assert_int_equal(notes(b, 2, now_us), 0);             // another address
+        now_us += pauses[i] * S;
+        assert_int_equal(notes(b, 1, now_us), 0); // one more try, then the next pause
+        now_us += 1;
+    }
+}
+
+static void an_address_is_forgotten(void **state)
+{
+    (void)state;
+    AUTO(bad_keys_free) struct bad_keys *b = table();
+    for (unsigned i = 0; i < BAD_KEYS_FREE; i++)
+        notes(b, 1, S);
+    assert_int_equal(notes(b, 1, S), 1);
+    int64_t later_us = (BAD_KEYS_FORGET_S + 2) * S;
+    for (unsigned i = 0; i < BAD_KEYS_FREE; i++)
+        assert_int_equal(notes(b, 1, later_us), 0);
+}
+
+static void many_addresses_fit_into_the_table(void **state)
+{
+    (void)state;
+    AUTO(bad_keys_free) struct bad_keys *b = table();
+    for (unsigned i = 0; i < 65536; i++)
+        assert_int_equal(notes(b, i, S + i), 0);
+    for (unsigned i = 0; i < BAD_KEYS_FREE; i++)
+        notes(b, 77, 2 * S);
+    assert_int_equal(notes(b, 77, 2 * S), 1);
+}
+
+static void an_ipv6_client_is_known_by_its_network(void **state)
+{
+    (void)state;
+    AUTO(bad_keys_free) struct bad_keys *b = table();
+    uint8_t a[BAD_KEYS_ADDRESS] = {0x20, 1};
+    for (unsigned i = 0; i < BAD_KEYS_FREE; i++) {
+        a[15] = (uint8_t)i;
+        assert_int_equal(bad_keys_note(b, a, S), 0);
+    }
+    a[9] = 9;
+    assert_int_equal(bad_keys_note(b, a, S), 1);
+    a[7] = 9; // another network
+    assert_int_equal(bad_keys_note(b, a, S), 0);
+}
+
+static void a_report_comes_at_most_once_a_minute(void **state)
+{
+    (void)state;
+    AUTO(bad_keys_free) struct bad_keys *b = table();
+    struct bad_keys_report r;
+    assert_false(bad_keys_report(b, S, &r));
+    notes(b, 5, S);
+    assert_true(bad_keys_report(b, S, &r));
+    assert_int_equal(r.n, 1);
+    assert_string_equal(r.address, "10.0.0.5");
+    for (unsigned i = 0; i < BAD_KEYS_FREE + 3; i++)
+        notes(b, 6, 2 * S);
+    assert_false(bad_keys_report(b, 60 * S, &r));
+    assert_true(bad_keys_report(b, 61 * S, &r));
+    assert_int_equal(r.n, BAD_KEYS_FREE + 3);
+    assert_int_equal(r.n_paused, 3);
+    assert_false(bad_keys_report(b, 200 * S, &r));
+    static const uint8_t unix_socket[BAD_KEYS_ADDRESS];
+    bad_keys_note(b, unix_socket, 200 * S);
+    assert_true(bad_keys_report(b, 200 * S, &r));
+    assert_string_equal(r.address, "unix");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pauses_grow_and_are_bounded),
+        cmocka_unit_test(an_address_is_forgotten),
+        cmocka_unit_test(many_addresses_fit_into_the_table),
+        cmocka_unit_test(an_ipv6_client_is_known_by_its_network),
+        cmocka_unit_test(a_report_comes_at_most_once_a_minute),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

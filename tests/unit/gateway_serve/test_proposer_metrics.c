@@ -1,0 +1,106 @@
+/* test_proposer_metrics.c - what a proposer reports cannot spoil the metrics of others. */
+#include "gateway/serve/proposer_metrics.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/buf.h"
+#include "base/mem.h"
+#include "lib/lib.h"
+
+/* The cleaned text has `part`, or lacks it. */
+static void cleaned(const char *text, const char *part, bool has)
+{
+    struct buf to;
+    buf_init(&to, 1 << 20);
+    proposer_metrics_clean(text, strlen(text), &to);
+    assert_int_equal(to.error, 0);
+    buf_add(&to, "", 1);
+    if ((strstr(to.data, part) != NULL) != has)
+        fail_msg("%s %s %s", to.data, has ? "lacks" : "has", part);
+    buf_done(&to);
+}
+
+static void its_own_series_pass(void **state)
+{
+    (void)state;
+    static const char text[] = "# HELP tandem_drafter_rounds_total x\n"
+                               "# TYPE tandem_drafter_rounds_total histogram\n"
+                               "tandem_drafter_rounds_total 7\n"
+                               "tandem_drafter_round_seconds_bucket{le=\"0.001\"} 2\n"
+                               "tandem_drafter_round_seconds_bucket{le=\"+Inf\"} 3\n"
+                               "tandem_drafter_round_seconds_sum 0.5\n"
+                               "tandem_drafter_round_seconds_count 3\n"
+                               "process_open_fds 12\n";
+    cleaned(text, "# TYPE tandem_drafter_rounds_total counter\ntandem_drafter_rounds_total 7\n",
+            true);
+    cleaned(text,
+            "tandem_drafter_round_seconds_bucket{le=\"0.001\"} 2\n"
+            "tandem_drafter_round_seconds_bucket{le=\"+Inf\"} 3\n"
+            "tandem_drafter_round_seconds_sum 0.5\ntandem_drafter_round_seconds_count 3\n",
+            true);
+    cleaned(text, "process_open_fds 12\n", true);
+}
+
+static void other_series_and_malformed_lines_do_not(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {
+        "tandem_generation_tokens_total 1\n",
+        "tandem_drafter_rounds_total{instance=\"gateway\"} 1\n",
+        "tandem_drafter_rounds_total{le=\"1\"} 1\n",
+        "tandem_drafter_rounds_total_total 1\n",
+        "tandem_drafter_rounds_total 1 2\n",
+        "tandem_drafter_rounds_total one\n",
+        "tandem_drafter_rounds_total NaN\n",
+        "tandem_drafter_rounds_total\n",
+        "tandem_drafter_streams{ 1\n",
+        "tandem_drafter_round_seconds_sum 1\n", // without the rest
+        "tandem_drafter_round_seconds_bucket{le=\"+Inf\"} 1\n",
+        "tandem_drafter_round_seconds_bucket{le=\"x\"} 1\n",
+        "tandem_drafter_round_seconds_bucket{le=\"1\",x=\"\"} 1\n",
+        "# TYPE process_open_fds histogram\n",
+        "up 1",
+        "\n\n{} 1\n",
+    };
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        struct buf to;
+        buf_init(&to, 1 << 20);
+        proposer_metrics_clean(bad[i], strlen(bad[i]), &to);
+        if (to.len)
+            fail_msg("%s gives %.*s", bad[i], (int)to.len, to.data);
+        buf_done(&to);
+    }
+}
+
+static void repeated_series_come_once(void **state)
+{
+    (void)state;
+    AUTO(mem_free) char *text = calloc(1, 400000);
+    size_t len = 0;
+    for (unsigned i = 0; i < 5000; i++)
+        len += (size_t)sprintf(text + len,
+                               "tandem_drafter_streams %u\n"
+                               "tandem_drafter_round_seconds_bucket{le=\"%u\"} 1\n",
+                               i, i % 100);
+    strcat(text, "tandem_drafter_round_seconds_sum 1\ntandem_drafter_round_seconds_count 1\n");
+    struct buf to;
+    buf_init(&to, 1 << 20);
+    proposer_metrics_clean(text, strlen(text), &to);
+    buf_add(&to, "", 1);
+    const char *first = strstr(to.data, "\ntandem_drafter_streams ");
+    assert_non_null(first);
+    assert_null(strstr(first + 1, "\ntandem_drafter_streams "));
+    assert_null(strstr(to.data, "_bucket")); // without +Inf it is no histogram
+    assert_true(to.len < 4096);
+    buf_done(&to);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(its_own_series_pass),
+        cmocka_unit_test(other_series_and_malformed_lines_do_not),
+        cmocka_unit_test(repeated_series_come_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,227 @@
+/* flows.c - counts of flows, and the queue's order and limit. */
+#include "verifier-svc/engine/flows.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+
+struct flow {
+    uint8_t name[FLOWS_MAX_NAME];
+    size_t len;
+    uint32_t n_requests; // that refer to it
+    uint32_t n_waiting;  // of these
+    uint64_t n_served;   // tokens
+    uint64_t next;       // flows_sort(): where its next request stands
+};
+
+struct flows {
+    pthread_mutex_t mu;
+    struct flow *v; // (max), the first n in use
+    uint32_t n, max;
+    struct flows_place **waiting; // (max_waiting), by arrival
+    uint32_t n_waiting, max_waiting;
+    uint32_t n_displaced; // that have not left
+    uint64_t most_served; // the largest count that any flow has had
+};
+
+int flows_new(uint32_t max_waiting, uint32_t max_started, struct flows **ret)
+{
+    AUTO(flows_free) struct flows *f = calloc(1, sizeof(*f));
+    if (!f)
+        return fail(-ENOMEM, "no memory for a queue");
+    pthread_mutex_init(&f->mu, NULL);
+    f->max = 2 * max_waiting + max_started + FLOWS_IDLE; // waiting and displaced requests
+    f->max_waiting = max_waiting;
+    f->v = calloc(f->max, sizeof(*f->v));
+    f->waiting = calloc(max_waiting, sizeof(struct flows_place *));
+    if (!f->v || !f->waiting)
+        return fail(-ENOMEM, "no memory for a queue of %u requests", max_waiting);
+    *ret = TAKE(f);
+    return 0;
+}
+
+void flows_free(struct flows *f)
+{
+    if (!f)
+        return;
+    pthread_mutex_destroy(&f->mu);
+    free(f->v);
+    free(f->waiting);
+    free(f);
+}
+
+/* A flow without requests; of these, the one with the least count loses least. There is one, since
+ * there are more flows than requests. */
+static struct flow *forget_one(struct flows *f)
+{
+    struct flow *least = NULL;
+    for (uint32_t i = 0; i < f->n; i++) {
+        struct flow *w = &f->v[i];
+        if (!w->n_requests && (!least || w->n_served < least->n_served))
+            least = w;
+    }
+    return least;
+}
+
+static struct flow *find(struct flows *f, const void *name, size_t len)
+{
+    for (uint32_t i = 0; i < f->n; i++) {
+        if (f->v[i].len == len && (!len || memcmp(f->v[i].name, name, len) == 0))
+            return &f->v[i];
+    }
+    struct flow *w = f->n < f->max ? &f->v[f->n++] : forget_one(f);
+    *w = (struct flow){.len = len};
+    if (len)
+        memcpy(w->name, name, len);
+    return w;
+}
+
+static void remove_waiting(struct flows *f, const struct flows_place *p)
+{
+    uint32_t i = 0;
+    while (f->waiting[i] != p)
+        i++;
+    memmove(&f->waiting[i], &f->waiting[i + 1],
+            (f->n_waiting - i - 1) * sizeof(struct flows_place *));
+    f->n_waiting--;
+    f->v[p->flow].n_waiting--;
+}
+
+/* Displaces a request for one more of w. False: w would then have the most, or as many. */
+static bool make_room(struct flows *f, const struct flow *w)
+{
+    uint32_t most = w->n_waiting + 1;
+    struct flows_place *p = NULL; // the newest request of the flow with the most
+    for (uint32_t i = f->n_waiting; i-- > 0;) {
+        uint32_t n = f->v[f->waiting[i]->flow].n_waiting;
+        if (n > most) {
+            most = n;
+            p = f->waiting[i];
+        }
+    }
+    if (!p || f->n_displaced == f->max_waiting)
+        return false;
+    remove_waiting(f, p);
+    p->state = FLOWS_DISPLACED;
+    f->n_displaced++;
+    return true;
+}
+
+/* The count of a flow that starts to wait is at least this. */
+static uint64_t least_waiting(const struct flows *f)
+{
+    uint64_t least = f->most_served;
+    for (uint32_t i = 0; i < f->n; i++) {
+        if (f->v[i].n_waiting && f->v[i].n_served < least)
+            least = f->v[i].n_served;
+    }
+    return least;
+}
+
+int flows_enter(struct flows *f, struct flows_place *p, const void *name, size_t len,
+                bool *ret_displaces)
+{
+    pthread_mutex_lock(&f->mu);
+    struct flow *w = find(f, name, len);
+    bool full = f->n_waiting == f->max_waiting, enters = !full || make_room(f, w);
+    if (enters) {
+        uint64_t least = least_waiting(f);
+        if (!w->n_waiting && w->n_served < least)
+            w->n_served = least;
+        w->n_requests++;
+        w->n_waiting++;
+        f->waiting[f->n_waiting++] = p;
+        *p = (struct flows_place){(uint32_t)(w - f->v), FLOWS_WAITING};
+    }
+    pthread_mutex_unlock(&f->mu);
+    *ret_displaces = full && enters;
+    return enters ? 0
+                  : fail(-EAGAIN, "the queue is full: %u requests wait already", f->max_waiting);
+}
+
+static void serve(struct flows *f, struct flow *w, uint32_t n)
+{
+    w->n_served += n;
+    if (w->n_served > f->most_served)
+        f->most_served = w->n_served;
+}
+
+bool flows_start(struct flows *f, struct flows_place *p, uint32_t n)
+{
+    pthread_mutex_lock(&f->mu);
+    bool starts = p->state == FLOWS_WAITING;
+    if (starts) {
+        remove_waiting(f, p);
+        p->state = FLOWS_STARTED;
+        serve(f, &f->v[p->flow], n ? n : 1);
+    }
+    pthread_mutex_unlock(&f->mu);
+    return starts;
+}
+
+void flows_serve(struct flows *f, const struct flows_place *p, uint32_t n)
+{
+    pthread_mutex_lock(&f->mu);
+    serve(f, &f->v[p->flow], n);
+    pthread_mutex_unlock(&f->mu);
+}
+
+void flows_leave(struct flows *f, struct flows_place *p)
+{
+    pthread_mutex_lock(&f->mu);
+    if (p->state == FLOWS_WAITING)
+        remove_waiting(f, p);
+    if (p->state == FLOWS_DISPLACED)
+        f->n_displaced--;
+    if (p->state != FLOWS_NONE)
+        f->v[p->flow].n_requests--;
+    p->state = FLOWS_NONE;
+    pthread_mutex_unlock(&f->mu);
+}
+
+enum flows_state flows_state(struct flows *f, const struct flows_place *p)
+{
+    pthread_mutex_lock(&f->mu);
+    enum flows_state state = p->state;
+    pthread_mutex_unlock(&f->mu);
+    return state;
+}
+
+/* ---- the order ---- */
+
+static bool precedes(const struct flows_turn *a, const struct flows_turn *b)
+{
+    if (a->first != b->first)
+        return a->first;
+    return a->at != b->at ? a->at < b->at : a->index < b->index;
+}
+
+/* Shell's sort, with the gaps of Ciura 2001; qsort() may allocate. */
+static void sort(struct flows_turn *v, uint32_t n)
+{
+    static const uint32_t gaps[] = {27397, 12177, 5412, 2405, 1069, 475, 211, 94, 42, 19, 10, 4, 1};
+    for (size_t g = 0; g < ARRAY_LEN(gaps); g++) {
+        for (uint32_t i = gaps[g]; i < n; i++) {
+            struct flows_turn t = v[i];
+            uint32_t k = i;
+            for (; k >= gaps[g] && precedes(&t, &v[k - gaps[g]]); k -= gaps[g])
+                v[k] = v[k - gaps[g]];
+            v[k] = t;
+        }
+    }
+}
+
+void flows_sort(struct flows *f, struct flows_turn *v, uint32_t n)
+{
+    pthread_mutex_lock(&f->mu);
+    for (uint32_t i = 0; i < f->n; i++)
+        f->v[i].next = f->v[i].n_served;
+    for (uint32_t i = 0; i < n; i++) {
+        struct flow *w = &f->v[v[i].place->flow];
+        v[i].at = w->next;
+        w->next += v[i].first ? 0 : v[i].n_tokens;
+    }
+    pthread_mutex_unlock(&f->mu);
+    sort(v, n);
+}
