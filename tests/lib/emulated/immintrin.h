@@ -10,7 +10,9 @@
 #include <string.h>
 #include "lib/emulated/tiles.h"
 
-/* Not inlined: the kernels unroll hundreds of calls, and compilers would take minutes. */
+/* What kernel_impl.h defines otherwise. Unrolled and inlined, these files would compile for minutes. */
+#define INLINE static __attribute__((unused))
+#define EACH(i, n) for (int i = 0; i < (n); i++)
 #define EMULATED static __attribute__((noinline, unused))
 
 /* The elements of a vector, and back. */
