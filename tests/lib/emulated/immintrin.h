@@ -1,16 +1,18 @@
 /* immintrin.h - AVX-512, AVX-VNNI and AMX in plain C, for CPUs without them.
  *
- * The kernels of these tiers are compiled with this file in place of the compiler's own header, and run
- * on any CPU with AVX2. libsimde defines nearly all functions of AVX-512; what it lacks is below, and
+ * In programs *_emulated, the kernels of these tiers are compiled with this file in place of the
+ * compiler's own header, and run on any CPU with AVX2. libsimde defines most functions of AVX-512.
+ * Below are the functions that it lacks, and two whose results are not those of a CPU.
  * lib/emulated/tiles.h has the tiles. Names and semantics: Intel Intrinsics Guide. */
 #pragma once
 #include_next <immintrin.h>
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
+#include <math.h>
 #include <string.h>
 #include "lib/emulated/tiles.h"
 
-/* What kernel_impl.h defines otherwise. Unrolled and inlined, these files would compile for minutes. */
+/* In place of those in kernel_impl.h. Unrolled and inlined, the kernels would compile for minutes. */
 #define INLINE static __attribute__((unused))
 #define EACH(i, n) for (int i = 0; i < (n); i++)
 #define EMULATED static __attribute__((noinline, unused))
@@ -160,6 +162,33 @@ EMULATED simde__m256i emulated_dpbusd_epi32(simde__m256i sums, simde__m256i a, s
     return simde_mm256_loadu_si256(s);
 }
 
+/* That of libsimde keeps the sign of -0. */
+EMULATED simde__m512 emulated_abs_ps(simde__m512 a)
+{
+    emulated_512 v = {.f = a};
+    for (unsigned i = 0; i < 16; i++)
+        v.u32[i] &= 0x7fffffff;
+    return v.f;
+}
+
+/* That of libsimde computes 2^b as a float, which overflows where the result does not. Here the only
+ * rounding is the last one. */
+EMULATED simde__m512 emulated_scalef_ps(simde__m512 a, simde__m512 b)
+{
+    emulated_512 r = {.f = a};
+    const emulated_512 by = {.f = b};
+    for (unsigned i = 0; i < 16; i++) {
+        const float n = floorf(by.f32[i]);
+        r.f32[i] = (float)((double)r.f32[i] *
+                           (isnan(n) ? (double)n : exp2(fmax(-500, fmin((double)n, 500)))));
+    }
+    return r.f;
+}
+
+#undef _mm512_abs_ps
+#undef _mm512_scalef_ps
+#define _mm512_abs_ps(a) emulated_abs_ps(a)
+#define _mm512_scalef_ps(a, b) emulated_scalef_ps(a, b)
 #define _mm512_mask_loadu_ps(from, mask, p) emulated_mask_loadu_ps(from, mask, p)
 #define _mm512_maskz_loadu_ps(mask, p) emulated_mask_loadu_ps(_mm512_setzero_ps(), mask, p)
 #define _mm512_mask_storeu_ps(p, mask, a) emulated_mask_storeu_ps(p, mask, a)
