@@ -1,7 +1,7 @@
 /* immintrin.h - AVX-512, AVX-VNNI and AMX in plain C, for CPUs without them.
  *
  * In programs *_emulated, the kernels of these tiers are compiled with this file in place of the
- * compiler's own header, and run on any CPU with AVX2. libsimde defines most functions of AVX-512.
+ * compiler's header. They run on any CPU with AVX2. libsimde defines most functions of AVX-512.
  * Below are the functions that it lacks, and two whose results are not those of a CPU.
  * lib/emulated/tiles.h has the tiles. Names and semantics: Intel Intrinsics Guide. */
 #pragma once
@@ -12,7 +12,7 @@
 #include <string.h>
 #include "lib/emulated/tiles.h"
 
-/* In place of those in kernel_impl.h. Unrolled and inlined, the kernels would compile for minutes. */
+/* In place of those in kernel_impl.h. Unrolled and inlined, the kernels take minutes to compile. */
 #define INLINE static __attribute__((unused))
 #define EACH(i, n) for (int i = 0; i < (n); i++)
 #define EMULATED static __attribute__((noinline, unused))
@@ -171,8 +171,8 @@ EMULATED simde__m512 emulated_abs_ps(simde__m512 a)
     return v.f;
 }
 
-/* That of libsimde computes 2^b as a float, which overflows where the result does not. Here the only
- * rounding is the last one. */
+/* That of libsimde computes 2^b as a float, which overflows where the result does not. Here only the
+ * last step rounds. */
 EMULATED simde__m512 emulated_scalef_ps(simde__m512 a, simde__m512 b)
 {
     emulated_512 r = {.f = a};

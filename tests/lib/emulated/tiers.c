@@ -19,3 +19,8 @@ unsigned kernel_tiers_to_compare(const struct kernel *ret[KERNEL_TIERS_MAX])
 {
     return kernel_tiers_here(ret);
 }
+
+unsigned kernel_tiers_step(void)
+{
+    return (unsigned)lib_amount(7, 7, 1);
+}

@@ -1,7 +1,7 @@
 /* tiles.h - the instructions of AMX as a model in C.
  *
- * It ends the process with a message where a CPU would raise an exception: a tile that is not
- * configured, or shapes that do not fit. Each thread has its own tiles, as on a CPU.
+ * Where a CPU would raise an exception, it ends the process with a message: for a tile that is not
+ * configured, and for shapes that do not fit. Each thread has its tiles, as on a CPU.
  * Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, LDTILECFG to
  * TDPBF16PS. */
 #pragma once
@@ -19,7 +19,7 @@ void tiles_store(unsigned t, void *to, ptrdiff_t stride);
 /* Adds the products of a's rows and b's columns. The bytes of a are signed, those of b are not if
  * b_unsigned is not 0. Four bytes of a column of b are together. */
 void tiles_multiply_int8(unsigned to, unsigned a, unsigned b, int b_unsigned);
-/* The same for pairs of bf16. Per instruction, even and odd products have sums of their own. */
+/* The same for pairs of bf16. Per instruction, even and odd products are added up separately. */
 void tiles_multiply_bf16(unsigned to, unsigned a, unsigned b);
 
 #undef _tile_loadconfig
