@@ -16,7 +16,7 @@ enum rng_stream {
 /* Steele, Lea, Flood 2014. Also one step of the context digest. */
 uint64_t rng_splitmix64(uint64_t x);
 
-/* Bits that clients cannot guess, for salts, seeds of hash tables and names. Never blocks: while the
+/* 64 bits that clients cannot guess, for salts and seeds of hash tables. Never blocks: while the
  * system has no random numbers yet, they come from the clock. Not for keys of ciphers. */
 uint64_t rng_secret(void);
 
