@@ -182,8 +182,8 @@ static int start(const struct gateway_options *o)
     int fd;
     char name[256];
     const struct upstream_patience patience = {to_us(o->stall_timeout), to_us(o->resume_wait)};
-    if (o->max_bodies_mib << 10 < o->max_body_kib)
-        return fail(-EINVAL, "max_bodies_mib must be at least max_body_kib");
+    if (o->max_bodies_mib << 9 < o->max_body_kib) // see http/request_memory.h
+        return fail(-EINVAL, "max_bodies_mib must be at least twice max_body_kib");
     int rc = read_proxies(&o->trusted_proxies);
     rc = rc < 0 ? rc : find_socket(o, &fd);
     if (rc < 0)

@@ -13,6 +13,15 @@ struct timespec clock_at(int64_t us)
     return (struct timespec){us / 1000000, us % 1000000 * 1000};
 }
 
+void clock_cond_init(pthread_cond_t *c)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(c, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
 int64_t clock_unix_s(void)
 {
     return (int64_t)time(NULL);

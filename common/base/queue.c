@@ -22,11 +22,7 @@ int queue_new(uint32_t max, struct queue **ret)
         free(items);
         return fail(-ENOMEM, "queue: no memory for %u items", max);
     }
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&q->filled, &attr);
-    pthread_condattr_destroy(&attr);
+    clock_cond_init(&q->filled);
     pthread_mutex_init(&q->mu, NULL);
     q->items = items;
     q->max = max;

@@ -1,4 +1,6 @@
 /* rng.c - counter-based random numbers. */
+#include <sys/random.h>
+#include "base/clock.h"
 #include "base/exact_math.h"
 #include "base/rng.h"
 
@@ -8,6 +10,14 @@ uint64_t rng_splitmix64(uint64_t x)
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
+}
+
+uint64_t rng_secret(void)
+{
+    uint64_t secret;
+    if (getrandom(&secret, sizeof(secret), GRND_NONBLOCK) != sizeof(secret))
+        secret = rng_splitmix64((uint64_t)clock_us() ^ (uintptr_t)&secret);
+    return secret;
 }
 
 uint64_t rng_key(int64_t seed, uint32_t choice)

@@ -16,6 +16,10 @@ enum rng_stream {
 /* Steele, Lea, Flood 2014. Also one step of the context digest. */
 uint64_t rng_splitmix64(uint64_t x);
 
+/* 64 bits that clients cannot guess, for salts and seeds of hash tables. Never blocks: while the
+ * system has no random numbers yet, they come from the clock. Not for keys of ciphers. */
+uint64_t rng_secret(void);
+
 /* splitmix64(splitmix64(seed) + choice): its low half is key word 0, its high half key word 1. */
 uint64_t rng_key(int64_t seed, uint32_t choice);
 

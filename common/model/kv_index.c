@@ -5,7 +5,6 @@
 #include <openssl/sha.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include "base/err.h"
 #include "base/rng.h"
 #include "model/kv.h"
@@ -88,8 +87,7 @@ int kv_index_new(uint32_t n_blocks, uint64_t identity, kv_hash_fn *hash, struct 
     if (!x)
         return fail(-ENOMEM, "kv: no memory for an index");
     *x = (struct kv_index){hash, identity, .n_blocks = n_blocks, .oldest = NONE, .newest = NONE};
-    if (getrandom(&x->secret, sizeof(x->secret), 0) < 0)
-        return fail(-errno, "kv: no random number: %s", strerror(errno));
+    x->secret = rng_secret();
     size_t n_buckets = n_buckets_for(n_blocks);
     x->bucket_mask = n_buckets - 1;
     x->buckets = malloc(n_buckets * sizeof(*x->buckets));

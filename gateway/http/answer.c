@@ -38,7 +38,7 @@ struct openai_memory answer_memory(struct http_request *r)
 
 int answer_charge_status(int error)
 {
-    return error == -EAGAIN ? 503 : 413;
+    return error == -EMSGSIZE ? 413 : error == -EDQUOT ? 429 : error == -EAGAIN ? 503 : 500;
 }
 
 int answer_status_of(enum rpc_code code)

@@ -8,13 +8,13 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/rng.h"
 #include "base/svc.h"
 #include "gateway/http/address_counts.h"
 #include "gateway/http/connections.h"
@@ -507,19 +507,6 @@ static void *watcher_main(void *arg)
 
 /* ---- start and end ---- */
 
-static void init_locks(struct connections *s)
-{
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->idle, &attr);
-    pthread_cond_init(&s->none, &attr);
-    pthread_condattr_destroy(&attr);
-    pthread_mutex_init(&s->mu, NULL);
-    pthread_mutex_init(&s->listen_mu, NULL);
-    s->listen_fd = -1;
-}
-
 /* Without a free descriptor the reserve could not be accepted either. */
 static void limit_connections(struct connections *s, rlim_t n_files)
 {
@@ -539,10 +526,13 @@ int connections_new(const struct http_options *o, struct connections **ret)
     struct connections *s = calloc(1, sizeof(*s));
     if (!s)
         return fail(-ENOMEM, "http: no memory");
-    init_locks(s);
+    clock_cond_init(&s->idle);
+    clock_cond_init(&s->none);
+    pthread_mutex_init(&s->mu, NULL);
+    pthread_mutex_init(&s->listen_mu, NULL);
+    s->listen_fd = -1;
     s->o = *o;
-    if (getrandom(&s->counts.secret, sizeof(s->counts.secret), GRND_NONBLOCK) < 0)
-        s->counts.secret = (uint64_t)clock_us();
+    s->counts.secret = rng_secret();
     getrlimit(RLIMIT_NOFILE, &files);
     limit_connections(s, files.rlim_cur);
     s->n_by_fd = files.rlim_cur < (1 << 20) ? files.rlim_cur : 1 << 20;

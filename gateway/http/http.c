@@ -5,13 +5,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/rng.h"
 #include "base/svc.h"
+#include "gateway/http/answer.h"
 #include "gateway/http/framing.h"
 #include "gateway/http/http_request.h"
 #include "gateway/http/http_tls.h"
@@ -72,7 +73,6 @@ static enum MHD_Result add_query_bytes(void *cls, enum MHD_ValueKind kind, const
 static struct http_request *request_new(struct http_server *s, struct MHD_Connection *c,
                                         const char *path, const char *method, const char *id)
 {
-    uint64_t random = 0;
     struct http_request *r = calloc(1, sizeof(*r));
     if (!r || !(r->path = strdup(path))) {
         free(r);
@@ -85,12 +85,10 @@ static struct http_request *request_new(struct http_server *s, struct MHD_Connec
     pthread_mutex_init(&r->mu, NULL);
     buf_init(&r->body, s->o.max_body);
     snprintf(r->method, sizeof(r->method), "%s", method);
-    if (!framing_sane_id(id) && getrandom(&random, sizeof(random), GRND_NONBLOCK) < 0)
-        random = (uint64_t)r->begun_us;
     if (framing_sane_id(id))
         snprintf(r->id, sizeof(r->id), "%s", id);
     else
-        snprintf(r->id, sizeof(r->id), "%016" PRIx64, random);
+        snprintf(r->id, sizeof(r->id), "%016" PRIx64, rng_secret());
     return r;
 }
 
@@ -151,14 +149,25 @@ static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connectio
     return MHD_YES;
 }
 
+/* Refuses the request if its body finds no memory. */
+static void charge_body(struct http_request *r, size_t n)
+{
+    int rc = http_charge(r, r->counted + n);
+    if (rc == 0)
+        return;
+    r->refused = true;
+    http_header(r, "Connection", "close");
+    answer_error(r, answer_charge_status(rc), fail_text(), "");
+}
+
 /* A refused body is read and discarded: a client that still sends would not see the answer. */
 static enum MHD_Result take_body(struct http_request *r, const char *data, size_t *n)
 {
     r->body_bytes += *n;
     r->too_big |= r->body_bytes > r->s->o.max_body;
-    bool taken = !r->too_big && !r->bodies_full && !r->refused;
-    r->bodies_full |= taken && http_charge(r, r->counted + *n) < 0;
-    if (!taken || r->bodies_full) {
+    if (!r->too_big && !r->refused)
+        charge_body(r, *n);
+    if (r->too_big || r->refused) {
         http_free_body(r);
         http_charge(r, 0);
     } else {
@@ -181,10 +190,6 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
     if (!r->dispatched && !r->refused) {
         if (r->too_big)
             return refuse_body(r);
-        if (r->bodies_full)
-            return http_refuse(r, 503,
-                               "other requests use all %zu MiB of memory for bodies; try again",
-                               s->o.max_bodies >> 20);
         if (r->body.error)
             return http_refuse(r, 500, "no memory for this request");
         pthread_mutex_lock(&r->mu);
@@ -290,7 +295,8 @@ int http_new(const struct http_options *o, int fd, http_handler *handler, void *
     int size = SEND_BUFFER;
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)); // inherited by connections
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-    int rc = connections_new(o, &s->connections);
+    int rc = request_memory_new(o->max_bodies, &s->memory);
+    rc = rc < 0 ? rc : connections_new(o, &s->connections);
     rc = rc < 0 ? rc : start_daemon(s);
     if (rc < 0) {
         http_free(s);
@@ -321,12 +327,12 @@ unsigned http_n_open(struct http_server *s)
 
 size_t http_body_bytes(struct http_server *s)
 {
-    return atomic_load(&s->body_bytes);
+    return request_memory_used(s->memory);
 }
 
 size_t http_freed_bytes(struct http_server *s)
 {
-    return atomic_load(&s->freed_bytes);
+    return request_memory_freed(s->memory);
 }
 
 void http_wait_idle(struct http_server *s, int64_t timeout_us)
@@ -356,6 +362,7 @@ void http_free(struct http_server *s)
         return;
     http_stop(s);
     connections_free(s->connections);
+    request_memory_free(s->memory);
     if (s->listen_fd >= 0)
         close(s->listen_fd);
     free(s);

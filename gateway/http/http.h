@@ -33,7 +33,7 @@ struct http_options {
         *trusted; // peers that may name the client; live as long as the server
     unsigned n_trusted;
     size_t max_body;    // bytes; more is 413
-    size_t max_bodies;  // memory of all requests together, see http_charge(); more is 503
+    size_t max_bodies;  // memory of all requests together, see http_charge()
     size_t max_header;  // bytes of request line and header; more is 431
     size_t max_unread;  // unread bytes of a stream, its first event not counted
     int64_t reader_us;  // most time with half of max_unread unread, or a whole answer stalled
@@ -82,9 +82,11 @@ const char *http_body(const struct http_request *r, size_t *ret_len); // a NUL f
  * parsed data takes their place, until http_charge() sets another size. Only by the thread that
  * answers, as the next function. */
 void http_free_body(struct http_request *r);
+/* The API key that the request has sent pays for its memory, not its address. key: a name; keys of
+ * one name have one share. Only before the first http_charge(). */
+void http_set_payer(struct http_request *r, const char *key);
 /* Sets the bytes of memory that the request counts against max_bodies. The release of the last
- * reference sets 0. If they do not fit, nothing changes: -EAGAIN: other requests use the memory;
- * -EMSGSIZE: the request alone needs more than max_bodies. Each with a sentence. */
+ * reference sets 0. Errors are those of request_memory_set(), and -ENOMEM. */
 int http_charge(struct http_request *r, size_t bytes);
 /* Counts n more bytes, likewise. false: they do not fit. */
 bool http_hold(struct http_request *r, size_t n);

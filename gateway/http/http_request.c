@@ -42,6 +42,7 @@ void http_unref(struct http_request *r)
         free(r->headers[i].value);
     buf_done(&r->out);
     http_charge(r, 0);
+    request_memory_leave(r->s->memory, r->payer);
     free(r->path);
     free(r);
 }
@@ -103,33 +104,34 @@ void http_free_body(struct http_request *r)
     buf_done(&r->body);
 }
 
-static int charge_more(struct http_request *r, size_t more)
+static int join(struct http_request *r, const char *name)
 {
-    struct http_server *s = r->s;
-    if (atomic_fetch_add(&s->body_bytes, more) + more <= s->o.max_bodies)
-        return 0;
-    atomic_fetch_sub(&s->body_bytes, more);
-    if (r->counted + more > s->o.max_bodies)
-        return fail(-EMSGSIZE,
-                    "the request needs %zu MiB of memory; all requests together may use "
-                    "%zu MiB",
-                    (r->counted + more) >> 20, s->o.max_bodies >> 20);
-    return fail(-EAGAIN, "other requests use all %zu MiB of memory for bodies; try again",
-                s->o.max_bodies >> 20);
+    r->payer = request_memory_join(r->s->memory, name);
+    return r->payer ? 0 : fail(-ENOMEM, "no memory for this request");
+}
+
+void http_set_payer(struct http_request *r, const char *key)
+{
+    char name[REQUEST_MEMORY_NAME_MAX];
+    snprintf(name, sizeof(name), "key %s", key);
+    if (!r->payer)
+        join(r, name);
+}
+
+static int join_as_address(struct http_request *r)
+{
+    char name[ADDRESS_TEXT_MAX];
+    struct address site = address_site(&r->client);
+    address_text(&site, name);
+    return join(r, name);
 }
 
 int http_charge(struct http_request *r, size_t bytes)
 {
-    if (bytes > r->counted) {
-        int rc = charge_more(r, bytes - r->counted);
-        if (rc < 0)
-            return rc;
-    } else {
-        atomic_fetch_sub(&r->s->body_bytes, r->counted - bytes);
-        atomic_fetch_add(&r->s->freed_bytes, r->counted - bytes);
-    }
-    r->counted = bytes;
-    return 0;
+    if (bytes == r->counted)
+        return 0;
+    int rc = r->payer ? 0 : join_as_address(r);
+    return rc < 0 ? rc : request_memory_set(r->s->memory, r->payer, bytes, &r->counted);
 }
 
 bool http_hold(struct http_request *r, size_t n)

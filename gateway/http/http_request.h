@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include "gateway/http/connections.h"
 #include "gateway/http/http.h"
+#include "gateway/http/request_memory.h"
 
 #define HTTP_MAX_HEADERS 16 // of an answer, in addition to the standard ones
 
@@ -20,8 +21,7 @@ struct http_server {
     void *user;
     int listen_fd;
     atomic_bool draining, stopping;
-    atomic_size_t body_bytes;  // counted for requests, see http_charge()
-    atomic_size_t freed_bytes; // counted no longer
+    struct request_memory *memory;
 };
 
 enum http_request_answer { NONE, REPLY, STREAM };
@@ -32,11 +32,12 @@ struct http_request {
     char *path;
     char method[16], id[72];
     struct buf body;
-    size_t body_bytes; // arrived, also those over the limit
-    size_t counted;    // part of the server's body_bytes
+    size_t body_bytes;                   // arrived, also those over the limit
+    size_t counted;                      // bytes of the server's memory
+    struct request_memory_client *payer; // NULL: nothing was counted yet
     int64_t begun_us;
-    bool too_big, bodies_full;
-    bool refused; // because of its header
+    bool too_big;
+    bool refused; // before it was complete; its answer is set
     struct address client;
     enum http_reserve reserve;
     bool closes; // its connection, after the answer

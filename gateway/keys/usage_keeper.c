@@ -51,22 +51,13 @@ static void *keeper_main(void *arg)
     return NULL;
 }
 
-static void init_locks(struct usage_keeper *k)
-{
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&k->stop, &attr);
-    pthread_condattr_destroy(&attr);
-    pthread_mutex_init(&k->mu, NULL);
-}
-
 int usage_keeper_new(struct auth *a, const char *path, struct usage_keeper **ret)
 {
     AUTO(usage_keeper_free) struct usage_keeper *k = calloc(1, sizeof(*k));
     if (!k)
         return fail(-ENOMEM, "no memory for the usage file");
-    init_locks(k);
+    clock_cond_init(&k->stop);
+    pthread_mutex_init(&k->mu, NULL);
     k->auth = a;
     int rc = usage_file_open(path, clock_unix_us(), &k->file);
     rc = rc < 0 ? rc : auth_save(a, k->file, clock_unix_us());

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/random.h>
 #include <xxhash.h>
 #include "base/buf.h"
+#include "base/rng.h"
 #include "gateway/openai/json_read.h"
 #include "gateway/openai/json_scan.h"
 #include "gateway/openai/tool_types.h"
@@ -232,8 +232,7 @@ int tool_types_new(const json_t *tools, struct tool_types **ret)
     int rc = 0;
     if (!t)
         return fail(-ENOMEM, "tools: no memory");
-    if (getrandom(&t->seed, sizeof(t->seed), GRND_NONBLOCK) < 0)
-        t->seed = (uintptr_t)t;
+    t->seed = rng_secret();
     buf_init(&t->names, UINT32_MAX);
     buf_init(&t->entries, UINT32_MAX);
     json_array_foreach(tools, i, tool) rc =

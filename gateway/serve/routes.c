@@ -89,8 +89,12 @@ static int enter(struct gateway *g, struct http_request *r, bool counts,
 {
     struct auth_guest *guest = NULL;
     int rc = auth_enter(g->auth, secret_of(r), counts, clock_unix_us(), &guest, ret_levels);
-    if (guest)
+    if (guest) {
+        char name[KEY_FILE_MAX_NAME + 1];
+        auth_name(guest, name);
+        http_set_payer(r, name);
         http_attach(r, guest, leave_guest);
+    }
     return rc;
 }
 

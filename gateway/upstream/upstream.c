@@ -393,11 +393,7 @@ int upstream_new(const char *const *targets, unsigned n, struct upstream **ret)
     AUTO(upstream_free) struct upstream *u = calloc(1, sizeof(*u));
     if (!u)
         return fail(-ENOMEM, "upstream: no memory");
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&u->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    clock_cond_init(&u->changed);
     pthread_mutex_init(&u->mu, NULL);
     if (!n || n > UPSTREAM_MAX)
         return fail(-EINVAL, "there must be 1 to %d verifiers, not %u", UPSTREAM_MAX, n);

@@ -33,7 +33,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
@@ -228,8 +227,7 @@ static int draft_open(void **ret_shared)
     d->name = strdup(slash ? slash + 1 : set->model);
     d->p_min = (float)set->p_min;
     d->sparse_k = (uint32_t)set->sparse_k;
-    if (getrandom(&d->key, sizeof(d->key), GRND_NONBLOCK) < 0)
-        d->key = rng_splitmix64((uint64_t)clock_us() ^ (uintptr_t)d);
+    d->key = rng_secret();
     int r = d->name ? load_model(d, set) : fail(-ENOMEM, "draft: no memory");
     if (r < 0) {
         draft_close(d);

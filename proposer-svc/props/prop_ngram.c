@@ -18,9 +18,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/rng.h"
 #include "proposer-svc/props/prop_ngram.h"
 
 #define SPARE 1024 // tokens; capacity beyond 5/4 of the context
@@ -100,8 +100,7 @@ static int ngram_open(void **ret_shared)
     sh->len_min = (uint32_t)set->ngram_min;
     sh->earliest_full = strcmp(set->ngram_match, "earliest_full") == 0;
     sh->prompt_lookup = set->prompt_lookup;
-    if (getrandom(&sh->salt, sizeof(sh->salt), GRND_NONBLOCK) < 0)
-        sh->salt = (uintptr_t)sh;
+    sh->salt = rng_secret();
     *ret_shared = sh;
     return 0;
 }

@@ -23,9 +23,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/rng.h"
 #include "proposer-svc/props/prop_suffix.h"
 #include "proposer-svc/props/suffix_pool.h"
 
@@ -101,8 +101,7 @@ static int suffix_open(void **ret_shared)
     if (!sh)
         return fail(-ENOMEM, "suffix: no memory");
     sh->set = prop_suffix_settings;
-    if (getrandom(&sh->salt, sizeof(sh->salt), GRND_NONBLOCK) < 0)
-        sh->salt = (uintptr_t)sh;
+    sh->salt = rng_secret();
     uint32_t pool_tokens = (uint32_t)sh->set.pool_tokens;
     int r = pool_tokens ? suffix_pool_new(pool_tokens, sh->salt, &sh->pool) : 0;
     if (r < 0)

@@ -550,12 +550,8 @@ int drafts_set(struct drafts *d, const struct drafts_target *targets, unsigned n
 static int peer_init(struct drafts *d, unsigned i)
 {
     struct peer *p = &d->peers[i];
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&p->mu, NULL);
-    pthread_cond_init(&p->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    clock_cond_init(&p->changed);
     p->d = d;
     p->index = i;
     p->is_free = true;

@@ -4,9 +4,9 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/rng.h"
 #include "tandem/v1/verifier.pb-c.h"
 #include "text/utf8.h"
 #include "verifier-svc/engine/continuation.h"
@@ -181,10 +181,7 @@ static int read_bias(const sampling *s, uint32_t n_vocab, struct request *r)
 /* The seed of a request without one; small enough for a JSON number. */
 static int64_t random_seed(void)
 {
-    int64_t seed;
-    if (getrandom(&seed, sizeof(seed), 0) != sizeof(seed))
-        seed = clock_us();
-    return seed & ((INT64_C(1) << 53) - 1);
+    return (int64_t)(rng_secret() & ((UINT64_C(1) << 53) - 1));
 }
 
 #define SEED_CASE TANDEM__V1__SAMPLING__HAS_SEED_SEED

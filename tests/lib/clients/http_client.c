@@ -14,12 +14,20 @@
 
 struct http_client http_client_open(unsigned port)
 {
+    return http_client_open_from(1, port);
+}
+
+struct http_client http_client_open_from(unsigned host, unsigned port)
+{
     struct http_client c = {.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-    struct sockaddr_in a = {.sin_family = AF_INET,
-                            .sin_port = htons((uint16_t)port),
-                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    if (connect(c.fd, (struct sockaddr *)&a, sizeof(a)) < 0)
-        fail_msg("cannot connect to port %u: %s", port, strerror(errno));
+    struct sockaddr_in from = {.sin_family = AF_INET,
+                               .sin_addr.s_addr = htonl(INADDR_LOOPBACK - 1 + host)},
+                       to = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)port),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    if (bind(c.fd, (struct sockaddr *)&from, sizeof(from)) < 0 ||
+        connect(c.fd, (struct sockaddr *)&to, sizeof(to)) < 0)
+        fail_msg("cannot connect from 127.0.0.%u to port %u: %s", host, port, strerror(errno));
     return c;
 }
 

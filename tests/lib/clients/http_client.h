@@ -21,6 +21,8 @@ struct http_answer {
 };
 
 struct http_client http_client_open(unsigned port);
+/* From 127.0.0.`host`. */
+struct http_client http_client_open_from(unsigned host, unsigned port);
 void http_client_close(struct http_client *c);
 void http_client_send(struct http_client *c, const void *data, size_t len);
 void http_client_print(struct http_client *c, const char *format, ...)

@@ -125,7 +125,7 @@ static void bodies_without_a_key_use_no_memory(void **state)
     struct http_client c[4];
     const char *more[] = {
         "--api-keys", stage.keys, "--metrics-open", "--max-body-kib", "1024", "--max-bodies-mib",
-        "1",          NULL};
+        "2",          NULL};
     stage_write_keys("alice " ALICE "\n");
     struct child s = gateway_start(stage.address, more, &port);
     for (size_t i = 0; i < ARRAY_LEN(c); i++)

@@ -1,13 +1,10 @@
 /* Connections: hang-ups, full slots, and one address that takes too many. The verifier is a fake
  * (lib/fakes/fake_verifier.h). */
-#include <arpa/inet.h>
 #include <dirent.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/mem.h"
@@ -106,24 +103,10 @@ static void hung_up_streams_free_their_descriptors_beside_dead_connections(void 
 
 #define PLACES 8
 
-/* A connection from 127.0.0.`host`. */
-static struct http_client open_from(unsigned host)
-{
-    struct http_client c = {.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-    struct sockaddr_in from = {.sin_family = AF_INET,
-                               .sin_addr.s_addr = htonl(INADDR_LOOPBACK - 1 + host)},
-                       to = {.sin_family = AF_INET,
-                             .sin_port = htons((uint16_t)port),
-                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    assert_int_equal(bind(c.fd, (struct sockaddr *)&from, sizeof(from)), 0);
-    assert_int_equal(connect(c.fd, (struct sockaddr *)&to, sizeof(to)), 0);
-    return c;
-}
-
 static struct http_client stream_from(unsigned host)
 {
     AUTO(mem_free) char *body = chat_body("stall", ",\"stream\":true");
-    struct http_client c = open_from(host);
+    struct http_client c = http_client_open_from(host, port);
     http_client_ask(&c, "POST /v1/chat/completions", "", body);
     assert_int_equal(http_client_read_head(&c, 20000), 200);
     return c;
@@ -132,7 +115,7 @@ static struct http_client stream_from(unsigned host)
 static void answers(unsigned host, const char *what, const char *header, int status,
                     const char *part)
 {
-    struct http_client c = open_from(host);
+    struct http_client c = http_client_open_from(host, port);
     http_client_ask(&c, what, header, "");
     http_answer_is(http_client_read(&c, 20000), status, "", part);
     http_client_close(&c);
@@ -172,11 +155,11 @@ static void an_address_with_silent_connections_loses_the_oldest(void **state)
     struct http_client c[4 * PLACES], stream = {0};
     start(more);
     stream = stream_from(2);
-    struct http_client idle = open_from(2);
+    struct http_client idle = http_client_open_from(2, port);
     http_client_ask(&idle, "GET /version", "", "");
     http_answer_is(http_client_read(&idle, 20000), 200, "", "version");
     for (unsigned i = 0; i < 4 * PLACES; i++) { // from 127.0.0.1, above its share
-        c[i] = open_from(1);
+        c[i] = http_client_open_from(1, port);
         http_client_print(&c[i], "GET /health HTTP/1.1\r\n");
         answers(1, "GET /v1/models", "", 200, "fake");
         answers(3, "GET /v1/models", "", 200, "fake");
@@ -214,7 +197,7 @@ static void a_trusted_proxy_names_the_client(void **state)
         "--max-connections", "8", "--max-connections-per-ip", "1", "--trusted-proxies",
         "127.0.0.9",         NULL};
     start(more);
-    struct http_client a = open_from(9), b = open_from(9);
+    struct http_client a = http_client_open_from(9, port), b = http_client_open_from(9, port);
     AUTO(mem_free) char *body = chat_body("stall", ",\"stream\":true");
     http_client_ask(&a, "POST /v1/chat/completions", "X-Forwarded-For: 192.0.2.1\r\n", body);
     assert_int_equal(http_client_read_head(&a, 20000), 200);

@@ -148,13 +148,13 @@ static bool holds_nothing(unsigned at)
     return body_bytes(at) == 0;
 }
 
-/* A gateway with 1 MiB of memory for bodies. */
+/* A gateway with 2 MiB of memory for bodies. */
 static struct child start_small(unsigned *ret_port)
 {
     const char *more[] = {"--max-body-kib",
                           "1024",
                           "--max-bodies-mib",
-                          "1",
+                          "2",
                           "--load-wait",
                           "600",
                           "--drain-timeout",
@@ -164,12 +164,13 @@ static struct child start_small(unsigned *ret_port)
 }
 
 /* A completion of n bytes; the last ones are not sent yet. */
-static struct http_client open_completion(unsigned at, const char *what, size_t n, size_t unsent)
+static struct http_client open_completion(unsigned host, unsigned at, const char *what, size_t n,
+                                          size_t unsent)
 {
     AUTO(mem_free) char *body = malloc(n + 1);
     memset(body, ' ', n);
     memcpy(body, what, strlen(what));
-    struct http_client c = http_client_open(at);
+    struct http_client c = http_client_open_from(host, at);
     http_client_print(&c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n",
                       n);
     http_client_send(&c, body, n - unsent);
@@ -188,18 +189,18 @@ static void bodies_over_the_common_limit_are_503(void **state)
     (void)state;
     unsigned at;
     struct child s = start_small(&at);
-    struct http_client first = open_completion(at, "{\"prompt\":\"say 1\"}", 700001, 1);
+    struct http_client first = open_completion(1, at, "{\"prompt\":\"say 1\"}", 700001, 1);
     assert_true(stage_becomes(holds_much, at));
-    struct http_client second = open_completion(at, "{\"prompt\":\"say 1\"}", 400000, 0);
+    struct http_client second = open_completion(2, at, "{\"prompt\":\"say 1\"}", 700000, 0);
     struct http_answer a = read_and_close(&second);
     assert_non_null(strstr(a.head, "Retry-After: 1"));
-    is_error(a, 503, NULL, "use all 1 MiB of memory for bodies; try again");
+    is_error(a, 503, NULL, "of 2048 KiB of memory for bodies; try again");
     http_client_send(&first, " ", 1);
     a = read_and_close(&first);
     assert_int_equal(a.status, 200);
     http_answer_done(&a);
     assert_true(stage_becomes(holds_nothing, at));
-    second = open_completion(at, "{\"prompt\":\"say 1\"}", 400000, 0);
+    second = open_completion(2, at, "{\"prompt\":\"say 1\"}", 700000, 0);
     a = read_and_close(&second);
     assert_int_equal(a.status, 200);
     http_answer_done(&a);
@@ -210,7 +211,7 @@ static void bodies_over_the_common_limit_are_503(void **state)
 static void a_request_counts_until_its_answer_ends(void **state)
 {
     (void)state;
-    enum { N = 300000 }; // the body and what it is parsed into take less than 1 MiB
+    enum { N = 300000 }; // the body and what it is parsed into take less than half of it
     unsigned at;
     struct child s = start_small(&at);
     AUTO(mem_free) char *body = malloc(N + 1);
@@ -318,7 +319,7 @@ static void limits_that_contradict_each_other_are_refused(void **state)
     (void)state;
     const char *args[] = {"--max-body-kib", "2048", "--max-bodies-mib", "1", NULL};
     struct child s = child_start(BINARY_DIR "/gateway", args);
-    free(child_wait_log(&s, "max_bodies_mib must be at least max_body_kib"));
+    free(child_wait_log(&s, "max_bodies_mib must be at least twice max_body_kib"));
     assert_int_equal(child_wait(&s), 1);
 }
 

@@ -63,7 +63,7 @@ static void tools_of_many_requests_stay_within_the_limit(void **state)
     AUTO(mem_free) char *body = chat_with_parameters();
     long before = kib_of(s.pid, "VmRSS");
     for (unsigned i = 0; i < n; i++) {
-        c[i] = http_client_open(at);
+        c[i] = http_client_open_from(1 + i, at); // one client may use half of the limit
         http_client_ask(&c[i], "POST /v1/chat/completions", "", body);
     }
     for (unsigned i = 0; i < n; i++)
@@ -111,9 +111,8 @@ static void a_body_whose_tree_is_too_large_is_413(void **state)
     struct child s = gateway_start(stage.address, more, &at);
     AUTO(mem_free) char *body = chat_with_parameters();
     is_error(http_call(at, "POST", "/v1/chat/completions", body), 413, NULL,
-             "all requests together may use 8 MiB");
-    is_error(http_call(at, "POST", "/tokenize", body), 413, NULL,
-             "all requests together may use 8 MiB");
+             "one client may use 4 MiB");
+    is_error(http_call(at, "POST", "/tokenize", body), 413, NULL, "one client may use 4 MiB");
     struct http_answer a = http_call(at, "POST", "/v1/completions", "{\"prompt\":\"say 1\"}");
     assert_int_equal(a.status, 200);
     http_answer_done(&a);
@@ -124,7 +123,7 @@ static void a_body_whose_tree_is_too_large_is_413(void **state)
 static void ids_that_find_no_memory_are_refused(void **state)
 {
     (void)state;
-    const char *more[] = {"--max-bodies-mib", "8", "--max-body-kib", "4096", NULL};
+    const char *more[] = {"--max-bodies-mib", "16", "--max-body-kib", "4096", NULL};
     unsigned at;
     struct child s = gateway_start(stage.address, more, &at);
     AUTO(buf_done) struct buf b = {0};
@@ -133,9 +132,100 @@ static void ids_that_find_no_memory_are_refused(void **state)
     while (b.len < 2 << 20)
         buf_puts(&b, "aaaaaaaaaaaaaaaa");
     buf_puts(&b, "\"}");
-    is_error(http_call(at, "POST", "/tokenize", b.data), 413, NULL,
-             "all requests together may use 8 MiB");
+    is_error(http_call(at, "POST", "/tokenize", b.data), 413, NULL, "one client may use 8 MiB");
     child_stop(&s);
+}
+
+/* ---- one client beside others ---- */
+
+#define SLOW_BYTES (1000u << 10)
+
+/* A request whose body lacks its last byte. */
+static struct http_client slow_body(unsigned host, unsigned port, const char *header)
+{
+    struct http_client c = http_client_open_from(host, port);
+    AUTO(mem_free) char *body = malloc(SLOW_BYTES);
+    memset(body, ' ', SLOW_BYTES);
+    http_client_print(&c,
+                      "POST /v1/completions HTTP/1.1\r\nHost: x\r\n%sContent-Length: %u\r\n\r\n",
+                      header, SLOW_BYTES);
+    http_client_send(&c, body, SLOW_BYTES - 1);
+    return c;
+}
+
+/* The bytes that all requests count now. */
+static unsigned long counted_bytes(unsigned port, const char *header)
+{
+    struct http_answer a = http_ask(port, "GET /metrics", header, "");
+    const char *value = strstr(a.body, "\ntandem_gateway_body_bytes{");
+    assert_non_null(value);
+    unsigned long n = strtoul(strstr(value, "} ") + 2, NULL, 10);
+    http_answer_done(&a);
+    return n;
+}
+
+/* A good request with 100 KiB of blanks, which is the same for the server as a long prompt. */
+static struct http_answer padded(unsigned host, unsigned port, const char *header)
+{
+    char body[100 << 10];
+    struct http_client c = http_client_open_from(host, port);
+    snprintf(body, sizeof(body), "{\"prompt\":\"say 1\"%*s}", (int)sizeof(body) - 32, "");
+    http_client_ask(&c, "POST /v1/completions", header, body);
+    struct http_answer a = http_client_read(&c, 20000);
+    http_client_close(&c);
+    return a;
+}
+
+#define SHARE (2 * (SLOW_BYTES - 1)) // two such bodies; the share of one client is 2 MiB
+
+/* 6 bodies of 1 MB, which is more than the limit of 4 MiB. */
+static void neighbours_are_answered_beside(unsigned host, const char *header, unsigned neighbour,
+                                           const char *its_header, const char *const *more)
+{
+    enum { N = 6 };
+    struct http_client c[N];
+    unsigned at, n_refused = 0;
+    struct child s = gateway_start(stage.address, more, &at);
+    for (unsigned i = 0; i < N; i++) {
+        c[i] = slow_body(host, at, header);
+        for (unsigned j = 0; i == 1 && j < 600 && counted_bytes(at, header) < SHARE; j++)
+            poll(NULL, 0, 100);
+    }
+    /* Bytes of a body that will be refused may count for a moment. */
+    assert_true(counted_bytes(at, header) >= SHARE);
+    http_client_send(&c[N - 1], " ", 1); // the answer comes once this body has arrived
+    is_error(http_client_read(&c[N - 1], 20000), 429, NULL, "your other requests use");
+    http_answer_is(padded(neighbour, at, its_header), 200, "", "");
+    for (unsigned i = 0; i < N - 1; i++) {
+        http_client_send(&c[i], " ", 1);
+        struct http_answer a = http_client_read(&c[i], 20000);
+        n_refused += a.status == 429;
+        assert_true(a.status == 429 || a.status == 400); // 400: blanks are no JSON
+        http_answer_done(&a);
+    }
+    assert_int_equal(n_refused, N - 1 - 2);
+    http_answer_is(padded(host, at, header), 200, "", "");
+    for (unsigned i = 0; i < N; i++)
+        http_client_close(&c[i]);
+    child_stop(&s);
+}
+
+#define SMALL "--max-bodies-mib", "4", "--max-body-kib", "1024", "--request-timeout", "600"
+
+static void slow_bodies_of_an_address_leave_memory_for_others(void **state)
+{
+    (void)state;
+    const char *more[] = {SMALL, NULL};
+    neighbours_are_answered_beside(1, "", 2, "", more);
+}
+
+static void slow_bodies_of_a_key_leave_memory_for_others(void **state)
+{
+    (void)state;
+    const char *more[] = {SMALL, "--api-keys", stage.keys, NULL};
+    stage_write_keys("greedy one-111111111111111111\nmodest two-222222222222222222\n");
+    neighbours_are_answered_beside(1, "X-API-Key: one-111111111111111111\r\n", 1,
+                                   "X-API-Key: two-222222222222222222\r\n", more);
 }
 
 static void a_stop_ends_requests_that_wait_to_be_read(void **state)
@@ -163,6 +253,8 @@ int main(void)
         cmocka_unit_test(memory_goes_back_after_a_long_text),
         cmocka_unit_test(a_body_whose_tree_is_too_large_is_413),
         cmocka_unit_test(ids_that_find_no_memory_are_refused),
+        cmocka_unit_test(slow_bodies_of_an_address_leave_memory_for_others),
+        cmocka_unit_test(slow_bodies_of_a_key_leave_memory_for_others),
         cmocka_unit_test(a_stop_ends_requests_that_wait_to_be_read),
     };
     return cmocka_run_group_tests(tests, stage_open_verifier, stage_close_verifier);

@@ -64,14 +64,14 @@ class Roles(Folder):
 
     def test_certificates_call_what_their_role_may(self):
         for role, allowed in AT_VERIFIER.items():
-            self.check(f"dns:///localhost:{self.port}", role, [*GENERATES, STATS, SETS, HEALTH], allowed)
+            self.check(f"127.0.0.1:{self.port}", role, [*GENERATES, STATS, SETS, HEALTH], allowed)
         for role, allowed in AT_PROPOSER.items():
-            self.check(f"dns:///localhost:{self.proposer_port}", role, [*DRAFTS, STATS, HEALTH], allowed)
+            self.check(f"127.0.0.1:{self.proposer_port}", role, [*DRAFTS, STATS, HEALTH], allowed)
         self.verifier.wait(f"call refused method={SETS} role=proposer from=ipv4:127.0.0.1:")
 
     def test_tls_roles_gives_a_role_to_another_name(self):
-        self.check(f"dns:///localhost:{self.port}", "mapped", [STATS, SETS], [STATS, SETS])
-        self.check(f"dns:///localhost:{self.proposer_port}", "mapped", [STATS], [], "none")
+        self.check(f"127.0.0.1:{self.port}", "mapped", [STATS, SETS], [STATS, SETS])
+        self.check(f"127.0.0.1:{self.proposer_port}", "mapped", [STATS], [], "none")
 
     def test_unix_sockets_give_the_role_of_the_socket(self):
         verifier, proposer = f"unix:{self.path('verifier')}", f"unix:{self.path('proposer')}"

@@ -72,7 +72,10 @@ class Service:
     def stop(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(LIMIT_S)
+        try:
+            return self.process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not stop: {self.log_text()}") from None
 
 
 class Folder(unittest.TestCase):

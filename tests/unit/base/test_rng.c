@@ -141,6 +141,12 @@ static void log_exp_has_the_mean_and_median_of_an_exponential(void **state)
     assert_true(fabs((double)below / N - 0.5) < 2.5 / sqrt(N));
 }
 
+static void secrets_differ(void **state)
+{
+    (void)state;
+    assert_int_not_equal(rng_secret(), rng_secret());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -150,6 +156,7 @@ int main(void)
         cmocka_unit_test(uniform_numbers_stay_inside_0_and_1),
         cmocka_unit_test(log_exp_has_full_precision_at_both_ends),
         cmocka_unit_test(log_exp_rises_with_w),
+        cmocka_unit_test(secrets_differ),
         cmocka_unit_test(log_exp_has_the_mean_and_median_of_an_exponential),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,159 @@
+/* request_memory.c - the memory of all requests together, and the share of each client. */
+#include "gateway/http/request_memory.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+#include "base/err.h"
+#include "base/rng.h"
+
+#define SLOTS 1024 // of the hash table; chains hold more clients
+
+struct request_memory_client {
+    char name[REQUEST_MEMORY_NAME_MAX];
+    size_t held;
+    unsigned n_refs;
+    struct request_memory_client *next;
+};
+
+struct request_memory {
+    size_t limit;
+    uint64_t secret;    // clients must not choose names that meet in one slot
+    pthread_mutex_t mu; // guards the fields below and all clients
+    struct request_memory_client *slots[SLOTS];
+    size_t used, freed;
+};
+
+int request_memory_new(size_t limit, struct request_memory **ret)
+{
+    struct request_memory *m = calloc(1, sizeof(*m));
+    if (!m)
+        return fail(-ENOMEM, "http: no memory");
+    m->limit = limit;
+    m->secret = rng_secret();
+    pthread_mutex_init(&m->mu, NULL);
+    *ret = m;
+    return 0;
+}
+
+void request_memory_free(struct request_memory *m)
+{
+    if (!m)
+        return;
+    pthread_mutex_destroy(&m->mu);
+    free(m);
+}
+
+static struct request_memory_client **slot_of(struct request_memory *m, const char *name)
+{
+    return &m->slots[XXH3_64bits_withSeed(name, strlen(name), m->secret) % SLOTS];
+}
+
+/* With the lock. NULL: no memory. */
+static struct request_memory_client *find_or_add(struct request_memory *m, const char *name)
+{
+    struct request_memory_client **slot = slot_of(m, name), *c = *slot;
+    while (c && strcmp(c->name, name) != 0)
+        c = c->next;
+    if (c)
+        return c;
+    c = calloc(1, sizeof(*c));
+    if (!c)
+        return NULL;
+    memcpy(c->name, name, strlen(name));
+    c->next = *slot;
+    *slot = c;
+    return c;
+}
+
+struct request_memory_client *request_memory_join(struct request_memory *m, const char *name)
+{
+    char cut[REQUEST_MEMORY_NAME_MAX];
+    snprintf(cut, sizeof(cut), "%s", name);
+    pthread_mutex_lock(&m->mu);
+    struct request_memory_client *c = find_or_add(m, cut);
+    if (c)
+        c->n_refs++;
+    pthread_mutex_unlock(&m->mu);
+    return c;
+}
+
+void request_memory_leave(struct request_memory *m, struct request_memory_client *c)
+{
+    if (!c)
+        return;
+    pthread_mutex_lock(&m->mu);
+    if (--c->n_refs == 0) {
+        struct request_memory_client **at = slot_of(m, c->name);
+        while (*at != c)
+            at = &(*at)->next;
+        *at = c->next;
+        free(c);
+    }
+    pthread_mutex_unlock(&m->mu);
+}
+
+static size_t free_bytes(const struct request_memory *m)
+{
+    return m->limit - m->used;
+}
+
+/* With the lock. */
+static int refuse(const struct request_memory *m, const struct request_memory_client *c,
+                  size_t bytes, size_t counted)
+{
+    if (bytes > m->limit / 2)
+        return fail(-EMSGSIZE,
+                    "the request needs %zu MiB of memory; one client may use %zu MiB, half of "
+                    "max_bodies_mib",
+                    bytes >> 20, m->limit >> 21);
+    if (c->held > counted)
+        return fail(-EDQUOT,
+                    "your other requests use %zu KiB of memory, and %zu KiB are left for all "
+                    "clients (max_bodies_mib); try again when some have ended",
+                    (c->held - counted) >> 10, free_bytes(m) >> 10);
+    return fail(-EAGAIN, "other clients use %zu of %zu KiB of memory for bodies; try again",
+                (m->used - counted) >> 10, m->limit >> 10);
+}
+
+/* With the lock. more: bytes in addition to what the client holds. */
+static bool fits(const struct request_memory *m, const struct request_memory_client *c, size_t more)
+{
+    return more <= free_bytes(m) && c->held + more <= free_bytes(m) - more;
+}
+
+int request_memory_set(struct request_memory *m, struct request_memory_client *c, size_t bytes,
+                       size_t *counted)
+{
+    size_t before = *counted;
+    int rc = 0;
+    pthread_mutex_lock(&m->mu);
+    if (bytes > before && !fits(m, c, bytes - before))
+        rc = refuse(m, c, bytes, before);
+    if (rc == 0) {
+        m->used += bytes - before; // may wrap around zero on the way
+        c->held += bytes - before;
+        m->freed += before > bytes ? before - bytes : 0;
+        *counted = bytes;
+    }
+    pthread_mutex_unlock(&m->mu);
+    return rc;
+}
+
+size_t request_memory_used(struct request_memory *m)
+{
+    pthread_mutex_lock(&m->mu);
+    size_t used = m->used;
+    pthread_mutex_unlock(&m->mu);
+    return used;
+}
+
+size_t request_memory_freed(struct request_memory *m)
+{
+    pthread_mutex_lock(&m->mu);
+    size_t freed = m->freed;
+    pthread_mutex_unlock(&m->mu);
+    return freed;
+}

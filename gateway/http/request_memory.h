@@ -1,0 +1,38 @@
+/* request_memory.h - the memory of all requests together, and the share of each client.
+ *
+ * A client may hold as much as it leaves free for the others. So one client alone gets at most half
+ * of the limit. n clients that take all they can get have equal shares, and one more share stays
+ * free for the next client. (The dynamic threshold of shared switch buffers with a factor of 1:
+ * Choudhury, Hahne 1998, IEEE/ACM Transactions on Networking 6(2).)
+ *
+ * Threads: any. */
+#pragma once
+#include <stddef.h>
+#include "base/mem.h"
+
+#define REQUEST_MEMORY_NAME_MAX 80 // of a client, with its NUL; longer names are cut
+
+struct request_memory;
+struct request_memory_client;
+
+/* limit: bytes of all requests. -ENOMEM. */
+int request_memory_new(size_t limit, struct request_memory **ret);
+void request_memory_free(struct request_memory *m); // after all clients have left
+DEFINE_AUTO(struct request_memory, request_memory_free)
+
+/* The client of this name, with one more reference. NULL: no memory. */
+struct request_memory_client *request_memory_join(struct request_memory *m, const char *name);
+/* Drops a reference. What the request has counted must be 0. NULL is fine. */
+void request_memory_leave(struct request_memory *m, struct request_memory_client *c);
+
+/* Changes what a request of the client counts, *counted, to these bytes. Fewer always fit.
+ * After an error nothing has changed. Each has a sentence:
+ * -EMSGSIZE: the request alone needs more than half of the limit.
+ * -EDQUOT: other requests of this client hold its share.
+ * -EAGAIN: other clients hold the memory. */
+int request_memory_set(struct request_memory *m, struct request_memory_client *c, size_t bytes,
+                       size_t *counted);
+
+size_t request_memory_used(struct request_memory *m);
+/* The sum of all bytes that were counted and are no longer. */
+size_t request_memory_freed(struct request_memory *m);

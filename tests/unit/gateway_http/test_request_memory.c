@@ -1,0 +1,117 @@
+/* test_request_memory.c - the shares of clients in the memory of all requests. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/err.h"
+#include "gateway/http/request_memory.h"
+#include "lib/lib.h"
+
+#define MIB ((size_t)1 << 20)
+#define LIMIT (64 * MIB)
+
+static struct request_memory *memory(void)
+{
+    struct request_memory *m = NULL;
+    if (request_memory_new(LIMIT, &m) < 0)
+        fail_msg("%s", fail_text());
+    return m;
+}
+
+/* The most that a request of the client gets, in MiB; it keeps it. */
+static size_t takes_all(struct request_memory *m, struct request_memory_client *c, size_t *counted)
+{
+    while (request_memory_set(m, c, *counted + MIB, counted) == 0)
+        ;
+    return *counted / MIB;
+}
+
+static void one_client_gets_half(void **state)
+{
+    (void)state;
+    AUTO(request_memory_free) struct request_memory *m = memory();
+    struct request_memory_client *a = request_memory_join(m, "a");
+    size_t first = 0, second = 0;
+    assert_int_equal(request_memory_set(m, a, 20 * MIB, &first), 0);
+    assert_int_equal(takes_all(m, a, &second), 12);
+    assert_int_equal(request_memory_set(m, a, second + 1, &second), -EDQUOT);
+    assert_non_null(strstr(fail_text(), "your other requests use 20480 KiB of memory, and 32768"));
+    assert_int_equal(second, 12 * MIB);
+    assert_int_equal(request_memory_set(m, a, LIMIT / 2 + 1, &second), -EMSGSIZE);
+    assert_int_equal(request_memory_set(m, a, SIZE_MAX, &second), -EMSGSIZE);
+    assert_int_equal(request_memory_set(m, a, 0, &first), 0);
+    assert_int_equal(takes_all(m, a, &second), 32);
+    assert_int_equal(request_memory_set(m, a, 0, &second), 0);
+    assert_int_equal(request_memory_used(m), 0);
+    assert_int_equal(request_memory_freed(m), 52 * MIB);
+    request_memory_leave(m, a);
+}
+
+/* Each takes all that it can get, in turn: 32, 16, 8 ... The next client still gets its part. */
+static void no_number_of_clients_takes_all(void **state)
+{
+    (void)state;
+    enum { N = 7 };
+    AUTO(request_memory_free) struct request_memory *m = memory();
+    struct request_memory_client *c[N];
+    size_t counted[N] = {0}, part = 0;
+    for (unsigned i = 0; i < N - 1; i++) {
+        char name[] = {(char)('a' + i), 0};
+        c[i] = request_memory_join(m, name);
+        assert_int_equal(takes_all(m, c[i], &counted[i]), 32 >> i);
+    }
+    c[N - 1] = request_memory_join(m, "late");
+    assert_int_equal(request_memory_set(m, c[N - 1], 2 * MIB, &part), -EAGAIN);
+    assert_non_null(strstr(fail_text(), "other clients use 64512 of 65536 KiB"));
+    assert_int_equal(request_memory_set(m, c[N - 1], MIB / 2, &part), 0);
+    for (unsigned i = 0; i < N; i++) {
+        assert_int_equal(request_memory_set(m, c[i], 0, i < N - 1 ? &counted[i] : &part), 0);
+        request_memory_leave(m, c[i]);
+    }
+}
+
+static void a_name_is_one_client(void **state)
+{
+    (void)state;
+    AUTO(request_memory_free) struct request_memory *m = memory();
+    struct request_memory_client *a = request_memory_join(m, "a"), *b = request_memory_join(m, "b");
+    assert_ptr_equal(request_memory_join(m, "a"), a);
+    assert_ptr_not_equal(a, b);
+    request_memory_leave(m, a);
+    request_memory_leave(m, b);
+    request_memory_leave(m, a);
+    request_memory_leave(m, NULL);
+}
+
+static void thousands_of_clients_come_and_go(void **state)
+{
+    (void)state;
+    enum { N = 5000 };
+    AUTO(request_memory_free) struct request_memory *m = memory();
+    static struct request_memory_client *c[N];
+    for (unsigned i = 0; i < N; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "192.0.2.%u", i);
+        c[i] = request_memory_join(m, name);
+        assert_non_null(c[i]);
+    }
+    for (unsigned i = 0; i < N; i += 2)
+        request_memory_leave(m, c[i]);
+    for (unsigned i = 1; i < N; i += 2) {
+        char name[32];
+        snprintf(name, sizeof(name), "192.0.2.%u", i);
+        assert_ptr_equal(request_memory_join(m, name), c[i]);
+        request_memory_leave(m, c[i]);
+        request_memory_leave(m, c[i]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_client_gets_half),
+        cmocka_unit_test(no_number_of_clients_takes_all),
+        cmocka_unit_test(a_name_is_one_client),
+        cmocka_unit_test(thousands_of_clients_come_and_go),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
