@@ -171,8 +171,8 @@ EMULATED simde__m512 emulated_abs_ps(simde__m512 a)
     return v.f;
 }
 
-/* That of libsimde computes 2^b as a float, which overflows where the result does not. Here only the
- * last step rounds. */
+/* That of libsimde computes 2^b as a float, which overflows where the result does not. Here only
+ * the last step rounds. */
 EMULATED simde__m512 emulated_scalef_ps(simde__m512 a, simde__m512 b)
 {
     emulated_512 r = {.f = a};

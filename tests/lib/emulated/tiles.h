@@ -1,7 +1,7 @@
 /* tiles.h - the instructions of AMX as a model in C.
  *
- * Where a CPU would raise an exception, it ends the process with a message: for a tile that is not
- * configured, and for shapes that do not fit. Each thread has its tiles, as on a CPU.
+ * Where a CPU would raise an exception, it prints a message and aborts: for a tile without
+ * configuration, or for shapes that do not fit. Each thread has its tiles, as on a CPU.
  * Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, LDTILECFG to
  * TDPBF16PS. */
 #pragma once
