@@ -1,10 +1,9 @@
 /* request_memory.h - the memory of all requests together, and the share of each client.
  *
  * A client may hold as much as it leaves free for the others. So one client alone gets at most half
- * of the limit. n clients that take all they can get have equal shares, and one more share stays
- * free for the next client. Only what running answers add may exceed a share. (The dynamic
- * threshold of shared switch buffers with a factor of 1: Choudhury, Hahne 1998, IEEE/ACM
- * Transactions on Networking 6(2).)
+ * of the limit, and a client that comes later half of what is free. As requests end, shares become
+ * equal. Only what running answers add may exceed a share. (The dynamic threshold of shared switch
+ * buffers with a factor of 1: Choudhury, Hahne 1998, IEEE/ACM Transactions on Networking 6(2).)
  *
  * Threads: any. */
 #pragma once
