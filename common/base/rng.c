@@ -15,7 +15,7 @@ uint64_t rng_splitmix64(uint64_t x)
 uint64_t rng_secret(void)
 {
     uint64_t secret;
-    if (getrandom(&secret, sizeof(secret), GRND_NONBLOCK) != sizeof(secret))
+    if (getrandom(&secret, sizeof(secret), 0) != sizeof(secret))
         secret = rng_splitmix64((uint64_t)clock_us() ^ (uintptr_t)&secret);
     return secret;
 }

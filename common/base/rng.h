@@ -16,8 +16,9 @@ enum rng_stream {
 /* Steele, Lea, Flood 2014. Also one step of the context digest. */
 uint64_t rng_splitmix64(uint64_t x);
 
-/* 64 bits that clients cannot guess, for salts and seeds of hash tables. Never blocks: while the
- * system has no random numbers yet, they come from the clock. Not for keys of ciphers. */
+/* 64 bits from the system that clients cannot guess: for salts, seeds and ids. Waits while the
+ * system starts and has no random numbers yet. They come from the clock only where the system
+ * refuses getrandom(). */
 uint64_t rng_secret(void);
 
 /* splitmix64(splitmix64(seed) + choice): its low half is key word 0, its high half key word 1. */

@@ -88,7 +88,8 @@ void http_set_payer(struct http_request *r, const char *key);
 /* Sets the bytes of memory that the request counts against max_bodies. The release of the last
  * reference sets 0. Errors are those of request_memory_set(), and -ENOMEM. */
 int http_charge(struct http_request *r, size_t bytes);
-/* Counts n more bytes, likewise. false: they do not fit. */
+/* Counts n more bytes for an answer that runs, see request_memory_grow(). false: they do not
+ * fit. */
 bool http_hold(struct http_request *r, size_t n);
 int64_t http_begun_us(const struct http_request *r); // clock_us() when the header had arrived
 

@@ -136,7 +136,8 @@ int http_charge(struct http_request *r, size_t bytes)
 
 bool http_hold(struct http_request *r, size_t n)
 {
-    return http_charge(r, r->counted + n) == 0;
+    return (r->payer || join_as_address(r) == 0) &&
+           request_memory_grow(r->s->memory, r->payer, n, &r->counted);
 }
 
 int64_t http_begun_us(const struct http_request *r)

@@ -2,7 +2,6 @@
 #include "gateway/http/request_memory.h"
 #include <errno.h>
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
@@ -119,9 +118,20 @@ static int refuse(const struct request_memory *m, const struct request_memory_cl
 }
 
 /* With the lock. more: bytes in addition to what the client holds. */
-static bool fits(const struct request_memory *m, const struct request_memory_client *c, size_t more)
+static bool in_share(const struct request_memory *m, const struct request_memory_client *c,
+                     size_t more)
 {
     return more <= free_bytes(m) && c->held + more <= free_bytes(m) - more;
+}
+
+/* With the lock. */
+static void count(struct request_memory *m, struct request_memory_client *c, size_t bytes,
+                  size_t *counted)
+{
+    m->used += bytes - *counted; // may wrap around zero on the way
+    c->held += bytes - *counted;
+    m->freed += *counted > bytes ? *counted - bytes : 0;
+    *counted = bytes;
 }
 
 int request_memory_set(struct request_memory *m, struct request_memory_client *c, size_t bytes,
@@ -130,16 +140,23 @@ int request_memory_set(struct request_memory *m, struct request_memory_client *c
     size_t before = *counted;
     int rc = 0;
     pthread_mutex_lock(&m->mu);
-    if (bytes > before && !fits(m, c, bytes - before))
+    if (bytes > before && !in_share(m, c, bytes - before))
         rc = refuse(m, c, bytes, before);
-    if (rc == 0) {
-        m->used += bytes - before; // may wrap around zero on the way
-        c->held += bytes - before;
-        m->freed += before > bytes ? before - bytes : 0;
-        *counted = bytes;
-    }
+    if (rc == 0)
+        count(m, c, bytes, counted);
     pthread_mutex_unlock(&m->mu);
     return rc;
+}
+
+bool request_memory_grow(struct request_memory *m, struct request_memory_client *c, size_t more,
+                         size_t *counted)
+{
+    pthread_mutex_lock(&m->mu);
+    bool fits = more <= free_bytes(m);
+    if (fits)
+        count(m, c, *counted + more, counted);
+    pthread_mutex_unlock(&m->mu);
+    return fits;
 }
 
 size_t request_memory_used(struct request_memory *m)

@@ -1,12 +1,13 @@
 /* request_memory.h - the memory of all requests together, and the share of each client.
  *
  * A client may hold as much as it leaves free for the others. So one client alone gets at most half
- * of the limit. n clients that take all they can get have equal shares, and one more share stays
- * free for the next client. (The dynamic threshold of shared switch buffers with a factor of 1:
- * Choudhury, Hahne 1998, IEEE/ACM Transactions on Networking 6(2).)
+ * of the limit, and a client that comes later half of what is free. As requests end, shares become
+ * equal. Only what running answers add may exceed a share. (The dynamic threshold of shared switch
+ * buffers with a factor of 1: Choudhury, Hahne 1998, IEEE/ACM Transactions on Networking 6(2).)
  *
  * Threads: any. */
 #pragma once
+#include <stdbool.h>
 #include <stddef.h>
 #include "base/mem.h"
 
@@ -32,6 +33,11 @@ void request_memory_leave(struct request_memory *m, struct request_memory_client
  * -EAGAIN: other clients hold the memory. */
 int request_memory_set(struct request_memory *m, struct request_memory_client *c, size_t bytes,
                        size_t *counted);
+
+/* Counts more bytes for an answer that runs. Only the limit binds it, not the share: clients that
+ * come later cost it nothing. false: they do not fit, and nothing has changed. */
+bool request_memory_grow(struct request_memory *m, struct request_memory_client *c, size_t more,
+                         size_t *counted);
 
 size_t request_memory_used(struct request_memory *m);
 /* The sum of all bytes that were counted and are no longer. */

@@ -5,9 +5,9 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 #include <xxhash.h>
 #include "base/err.h"
+#include "base/rng.h"
 
 #define SETS 128 // of addresses with equal hashes
 #define WAYS 8   // addresses of a set
@@ -34,8 +34,7 @@ int bad_keys_new(struct bad_keys **ret)
     if (!b)
         return fail(-ENOMEM, "no memory for addresses with wrong API keys");
     pthread_mutex_init(&b->mu, NULL);
-    if (getrandom(&b->seed, sizeof(b->seed), GRND_NONBLOCK) != sizeof(b->seed))
-        b->seed = (uint64_t)(uintptr_t)b;
+    b->seed = rng_secret();
     *ret = b;
     return 0;
 }

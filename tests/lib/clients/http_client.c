@@ -25,6 +25,8 @@ struct http_client http_client_open_from(unsigned host, unsigned port)
                        to = {.sin_family = AF_INET,
                              .sin_port = htons((uint16_t)port),
                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int late = 1; // connect() chooses the port, which connections to other ports may share
+    setsockopt(c.fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &late, sizeof(late));
     if (bind(c.fd, (struct sockaddr *)&from, sizeof(from)) < 0 ||
         connect(c.fd, (struct sockaddr *)&to, sizeof(to)) < 0)
         fail_msg("cannot connect from 127.0.0.%u to port %u: %s", host, port, strerror(errno));

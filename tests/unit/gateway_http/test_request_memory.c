@@ -69,6 +69,28 @@ static void no_number_of_clients_takes_all(void **state)
     }
 }
 
+/* Another client has come since the answer began. */
+static void a_running_answer_may_exceed_the_share(void **state)
+{
+    (void)state;
+    AUTO(request_memory_free) struct request_memory *m = memory();
+    struct request_memory_client *a = request_memory_join(m, "a"), *b = request_memory_join(m, "b");
+    size_t answer = 0, other = 0, of_b = 0;
+    assert_int_equal(takes_all(m, a, &answer), 32);
+    assert_int_equal(takes_all(m, b, &of_b), 16);
+    assert_int_equal(request_memory_set(m, a, answer + 1, &answer), -EMSGSIZE);
+    assert_true(request_memory_grow(m, a, 15 * MIB, &answer));
+    assert_int_equal(answer, 47 * MIB);
+    assert_int_equal(request_memory_set(m, a, 1, &other), -EDQUOT);
+    assert_false(request_memory_grow(m, a, MIB + 1, &answer));
+    assert_false(request_memory_grow(m, a, SIZE_MAX, &answer));
+    assert_int_equal(request_memory_used(m), 63 * MIB);
+    assert_int_equal(request_memory_set(m, a, 0, &answer), 0);
+    assert_int_equal(request_memory_set(m, b, 0, &of_b), 0);
+    request_memory_leave(m, a);
+    request_memory_leave(m, b);
+}
+
 static void a_name_is_one_client(void **state)
 {
     (void)state;
@@ -110,6 +132,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_client_gets_half),
         cmocka_unit_test(no_number_of_clients_takes_all),
+        cmocka_unit_test(a_running_answer_may_exceed_the_share),
         cmocka_unit_test(a_name_is_one_client),
         cmocka_unit_test(thousands_of_clients_come_and_go),
     };
