@@ -98,8 +98,8 @@ static atomic_bool hold_reads, in_read, hold_writes, in_write;
 void __real_round_run(struct engine *e);
 void __wrap_round_run(struct engine *e);
 
-/* How long the engine has slept since the last round, and the most before any round. Of a sleep, only
- * the time that the engine asked for counts. So a machine that wakes the thread late changes
+/* How long the engine has slept since the last round, and the most before any round. Of a sleep,
+ * only the time that the engine asked for counts. So a machine that wakes the thread late changes
  * nothing. */
 static int64_t slept_us, longest_us;
 
