@@ -1,7 +1,7 @@
 /* rpc_roles.h - which roles a client of a server has.
  *
- * - TLS: the roles of its certificate. These are each SAN URI `tandem://ROLE`, and each name in
- *   `tls_roles`.
+ * - TLS: the roles of its certificate. Each URI SAN `tandem://ROLE` gives one, and so does each URI
+ *   SAN, DNS SAN or CN in `tls_roles`. A DNS SAN or CN with the text `tandem://ROLE` gives none.
  * - The admin socket (unix): operator.
  * - Another unix socket: own_role of rpc_server_options, if the peer is the user that the service
  *   runs as, or root. Other users: client.
@@ -59,8 +59,10 @@ struct rpc_roles_map {
 
 /* from: NULL for none; it must outlive the map. -EINVAL: an entry is not NAME=ROLE. */
 int rpc_roles_read(const struct conf_list *from, struct rpc_roles_map *ret);
-/* The roles that a name of a certificate gives: of "tandem://gateway", and of the map. */
+/* The roles that a DNS SAN or the CN of a certificate gives: those of the map. */
 unsigned rpc_roles_of_name(const struct rpc_roles_map *map, const char *name, size_t len);
+/* The roles that a URI SAN gives: the role of "tandem://gateway", and those of the map. */
+unsigned rpc_roles_of_uri(const struct rpc_roles_map *map, const char *uri, size_t len);
 
 /* "client", "gateway or operator", "none". */
 #define RPC_ROLES_TEXT_MAX 64

@@ -27,6 +27,11 @@ class Roles(Folder):
         super().setUpClass()
         cls.certs = {role: cls.ours.sign(str(role), role=role) for role in AT_VERIFIER}
         cls.certs["mapped"] = cls.ours.sign("mapped", host="DNS:ops.example.org")
+        cls.certs["mapped-cn"] = cls.ours.sign("mapped-cn", subject="ops")
+        cls.certs["mapped-uri"] = cls.ours.sign("mapped-uri", host="URI:urn:ops")
+        cls.certs["dns"] = cls.ours.sign("dns", host="DNS:tandem://operator")
+        cls.certs["cn"] = cls.ours.sign("cn", subject=r"tandem:\/\/operator")
+        cls.certs["email"] = cls.ours.sign("email", host="email:tandem://operator")
 
         def tls(role):
             cert, key = cls.certs[role]
@@ -38,7 +43,7 @@ class Roles(Folder):
         cls.proposer_port = proposer.wait(r"listening .*port=(\d+)").group(1)
         cls.verifier = cls.service("verifier-svc", "--listen", f"127.0.0.1:0,unix:{cls.path('verifier.sock')}", "--model", MODEL,
                                    "--admin-listen", f"unix:{cls.path('verifier-admin.sock')}", "--tls-roles",
-                                   "ops.example.org=operator", *tls("verifier"))
+                                   "ops.example.org=operator,ops=operator,urn:ops=operator", *tls("verifier"))
         cls.port = cls.verifier.wait(r"listening .*port=(\d+)").group(1)
         cls.verifier.wait("model ready")
 
@@ -69,8 +74,18 @@ class Roles(Folder):
             self.check(f"127.0.0.1:{self.proposer_port}", role, [*DRAFTS, STATS, HEALTH], allowed)
         self.verifier.wait(f"call refused method={SETS} role=proposer from=ipv4:127.0.0.1:")
 
+    def test_only_a_uri_san_states_a_role(self):
+        """Some authorities sign any DNS name or CN that the owner of the key wants."""
+        shown = [subprocess.run(["openssl", "x509", "-in", self.certs[name][0], "-noout", "-text"], check=True, capture_output=True,
+                                text=True).stdout for name in ["dns", "cn", "email"]]
+        for text, part in zip(shown, ["DNS:tandem://operator", "CN = tandem://operator", "email:tandem://operator"]):
+            self.assertIn(part, text)
+        for name in ["dns", "cn", "email"]:
+            self.check(f"127.0.0.1:{self.port}", name, [*GENERATES, STATS, SETS, HEALTH], [], "none")
+
     def test_tls_roles_gives_a_role_to_another_name(self):
-        self.check(f"127.0.0.1:{self.port}", "mapped", [STATS, SETS], [STATS, SETS])
+        for name in ["mapped", "mapped-cn", "mapped-uri"]:
+            self.check(f"127.0.0.1:{self.port}", name, [STATS, SETS], [STATS, SETS])
         self.check(f"127.0.0.1:{self.proposer_port}", "mapped", [STATS], [], "none")
 
     def test_unix_sockets_give_the_role_of_the_socket(self):
