@@ -65,8 +65,9 @@ class Command(unittest.TestCase):
         for name in ["verifier", "proposer.a"]:
             self.check(name, "sslserver")
         for name, purpose in [("proposer.a", "sslclient"), ("gateway", "sslserver")]:
-            with self.assertRaises(subprocess.CalledProcessError):
+            with self.assertRaises(subprocess.CalledProcessError) as refused:
                 self.check(name, purpose)
+            self.assertRegex(refused.exception.stderr, "(?i)unsuitable certificate purpose|unsupported certificate purpose")
         for file in os.listdir(self.folder):
             mode = stat.S_IMODE(os.stat(self.path(file)).st_mode)
             self.assertEqual(mode, 0o600 if file.endswith(".key") else 0o644, file)
@@ -87,8 +88,9 @@ class Command(unittest.TestCase):
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertEqual(self.names("verifier"), ["URI:tandem://verifier", "DNS:w.example.org"])
         openssl("x509", "-in", self.path("verifier.pem"), "-noout", "-checkend", str(4 * 86400))
-        with self.assertRaises(subprocess.CalledProcessError):
+        with self.assertRaises(subprocess.CalledProcessError) as ends:
             openssl("x509", "-in", self.path("verifier.pem"), "-noout", "-checkend", str(6 * 86400))
+        self.assertIn("Certificate will expire", ends.exception.stdout)
 
     def test_wrong_arguments_write_nothing(self):
         for args in [["c", "boss"], ["c", "verifier="], ["c", "verifier=a b"], ["c", "verifier=a,URI:tandem://operator"],
@@ -314,8 +316,9 @@ class ThreeHosts(unittest.TestCase):
         self.wait("verifier", "proposer connected")
         self.wait("gateway", "verifier ready")
         text = self.ask()
-        with self.assertRaises(AssertionError):  # the gateway's host has no way to the proposer's
-            self.hosts["gateway"].run("curl", "-s", "--max-time", "2", "http://proposer.example.org:50052/")
+        with self.assertRaisesRegex(AssertionError, "(?i)could not connect|failed to connect|couldn't connect|unreachable"):
+            # The gateway's host has no way to the proposer's.
+            self.hosts["gateway"].run("curl", "-sS", "--max-time", "2", "http://proposer.example.org:50052/")
         self.create(renewal)
         self.copy()
         for host in HOSTS:

@@ -165,12 +165,13 @@ class Roles(Folder):
         self.assertIn("admin_listen: 127.0.0.1:9 is not unix:/path",
                       self.refused("proposer-svc", "--listen", f"unix:{self.path('x.sock')}", "--admin-listen", "127.0.0.1:9"))
 
-    def test_a_plain_client_off_loopback_warns_once(self):
+    def test_a_plain_client_off_loopback_warns_once_per_target(self):
+        """Each name is one connection. The warning for the last target comes after all others."""
+        hosts = ["a=192.0.2.1:7", "b=192.0.2.1:7", "c=unix:/nowhere.sock", "d=127.0.0.1:9", "e=192.0.2.1:7", "f=192.0.2.2:7"]  # RFC 5737
         verifier = self.service("verifier-svc", "--model", MODEL, "--listen", f"unix:{self.path('warns.sock')}",
-                                "--proposers", "192.0.2.1:7,unix:/nowhere.sock,127.0.0.1:9")  # RFC 5737: no machine
-        warning = "connecting without TLS target=192.0.2.1:7"
-        verifier.wait(warning)
-        self.assertEqual(len(re.findall("connecting without TLS", verifier.log_text())), 1)
+                                "--proposers", ",".join(hosts))
+        verifier.wait("connecting without TLS target=192.0.2.2:7")
+        self.assertEqual(re.findall(r"connecting without TLS target=([^:]*:\d*):", verifier.log_text()), ["192.0.2.1:7", "192.0.2.2:7"])
 
 
 if __name__ == "__main__":
