@@ -54,13 +54,14 @@ class Command(unittest.TestCase):
         openssl("verify", "-x509_strict", "-CAfile", self.path("ca.pem"), "-purpose", purpose, self.path(name + ".pem"))
 
     def test_each_role_gets_a_certificate_of_the_authority(self):
-        self.certs("gateway", "verifier=v.example.org,10.0.0.2,::1", "proposer.a=p.example.org", "operator")
+        self.certs("gateway", "verifier=v.example.org,10.0.0.2,::1", "proposer.a=p.example.org", "operator", "client.app")
         self.assertEqual(self.names("gateway"), ["URI:tandem://gateway"])
         self.assertEqual(self.names("verifier"), ["URI:tandem://verifier", "DNS:v.example.org", "IP Address:10.0.0.2",
                                                   "IP Address:0:0:0:0:0:0:0:1"])
         self.assertEqual(self.names("proposer.a"), ["URI:tandem://proposer", "DNS:p.example.org"])
         self.assertEqual(self.names("operator"), ["URI:tandem://operator"])
-        for name in ["gateway", "verifier", "operator"]:
+        self.assertEqual(self.names("client.app"), ["URI:tandem://client"])
+        for name in ["gateway", "verifier", "operator", "client.app"]:
             self.check(name, "sslclient")
         for name in ["verifier", "proposer.a"]:
             self.check(name, "sslserver")
@@ -74,12 +75,12 @@ class Command(unittest.TestCase):
         self.assertEqual(stat.S_IMODE(os.stat(self.folder).st_mode), 0o700)
 
     def test_a_renewal_keeps_authority_and_hosts(self):
-        self.certs("verifier=v.example.org,10.0.0.2", "proposer.a=p.example.org")
+        self.certs("verifier=v.example.org,10.0.0.2", "proposer.a=p.example.org", "client.app")
         before = {f: content(self.path(f)) for f in os.listdir(self.folder)}
         names = self.names("verifier")
         self.certs()
         self.assertEqual(sorted(os.listdir(self.folder)), sorted(
-            f"{n}.{kind}" for n in ["ca", "gateway", "verifier", "proposer.a", "operator"] for kind in ["key", "pem"]))
+            f"{n}.{kind}" for n in ["ca", "gateway", "verifier", "proposer.a", "operator", "client.app"] for kind in ["key", "pem"]))
         self.assertEqual(self.names("verifier"), names)
         for file, old in before.items():
             self.assertEqual(content(self.path(file)) == old, file.startswith("ca."), file)
