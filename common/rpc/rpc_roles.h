@@ -11,7 +11,8 @@
  * proposer. A method that does not name one of the roles is refused (rpc_method.roles).
  *
  * A service refuses to start with TCP without TLS if other machines can reach the address. It also
- * refuses if it has no method for clients. `insecure_listen` permits both.
+ * refuses such TCP on loopback addresses if it has no method for clients. `insecure_listen` permits
+ * both.
  *
  * Threads: any. */
 #pragma once
@@ -33,7 +34,7 @@ struct rpc_roles_settings {
      .value = &(r).tls_roles,                                                                      \
      .max = CONF_LIST_MAX,                                                                         \
      .help =                                                                                       \
-         "roles of certificates without a SAN tandem://ROLE, each NAME=ROLE; NAME: a SAN (DNS "    \
+         "roles of certificates without a URI tandem://ROLE, each NAME=ROLE; NAME: a SAN (DNS "    \
          "or URI) or the CN, exactly; ROLE: client, gateway, verifier, proposer or operator"},     \
         {.name = "admin_listen",                                                                   \
          .kind = CONF_TEXT,                                                                        \
@@ -43,8 +44,9 @@ struct rpc_roles_settings {
     {                                                                                              \
         .name = "insecure_listen", .kind = CONF_BOOL, .value = &(r).insecure_listen,               \
         .fallback = "false",                                                                       \
-        .help = "permit TCP without TLS on addresses that other machines can reach; who connects " \
-                "over TCP without TLS then counts as a usual peer of this service"                 \
+        .help = "permit TCP without TLS on addresses that other machines can reach, and for a "    \
+                "proposer on loopback addresses; clients that connect over TCP without TLS then "  \
+                "count as usual peers: at a verifier as gateways, at a proposer as verifiers"      \
     }
 
 /* Names of certificates with their roles, parsed from `tls_roles`. */
