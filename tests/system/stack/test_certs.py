@@ -179,7 +179,9 @@ class ThreeHosts(unittest.TestCase):
         cls.folder = tempfile.mkdtemp(prefix="tandem-hosts-")
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         with open(os.path.join(ROOT, "docs", "operating.md"), encoding="utf-8") as f:
-            cls.text = re.search(r"^### Three hosts, start to end\n(.*?)^#", f.read(), re.M | re.S)[1]
+            manual = f.read()
+        cls.text = re.search(r"^### Three hosts, start to end\n(.*?)^#", manual, re.M | re.S)[1]
+        cls.operators = re.search(r"^### Operators of several hosts\n(.*?)^#", manual, re.M | re.S)[1]
         flags = ["-m", "-n"] if os.geteuid() == 0 else ["-U", "-r", "-m", "-n"]
         try:
             cls.lab = cls.host([], flags)
@@ -305,6 +307,15 @@ class ThreeHosts(unittest.TestCase):
                 self.assertGreater(drafted, 0, answer)
                 return answer["choices"][0]["text"]
 
+    def check_operators(self):
+        """The calls of the next section, from the verifier's host, which reaches all services. call_tool stands in for grpcurl."""
+        calls = re.findall(r"^    grpcurl -cacert (\S+) -cert (\S+) -key (\S+) .*?(\S+:\d+) (\S+)$", self.operators, re.M)
+        self.assertEqual(len(calls), 3)
+        for ca, cert, key, target, method in calls:
+            files = [os.path.join(self.folder, file) for file in [cert, key, ca]]
+            said = self.hosts["verifier"].run(os.path.join(BIN, "tests", "call_tool"), f"dns:///{target}", *files, f"/{method}")
+            self.assertEqual(said.split()[:2], [f"/{method}", "OK"], said)
+
     def test_the_section_as_written(self):
         first, renewal = self.commands("./tandem")
         self.create(first)
@@ -317,6 +328,7 @@ class ThreeHosts(unittest.TestCase):
         self.wait("verifier", "proposer connected")
         self.wait("gateway", "verifier ready")
         text = self.ask()
+        self.check_operators()
         with self.assertRaisesRegex(AssertionError, "(?i)could not connect|failed to connect|couldn't connect|unreachable"):
             # The gateway's host has no way to the proposer's.
             self.hosts["gateway"].run("curl", "-sS", "--max-time", "2", "http://proposer.example.org:50052/")
