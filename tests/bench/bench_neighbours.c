@@ -19,84 +19,39 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
-#include "base/buf.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "lib/clients/costly.h"
 #include "lib/clients/http_client.h"
 #include "lib/fakes/fake_verifier.h"
 #include "lib/lib.h"
 #include "lib/rigs/gateway.h"
+#include "lib/rigs/manager.h"
 #include "lib/rigs/services.h"
 
 #define N_MEASURED 32
 #define N_OTHERS 32
 #define PACE_MS 20
 #define WORST_TOKEN_BYTES 4096
-#define WATCHDOG_US 1600000 // the gateway pings after an eighth of it
+#define WATCHDOG_US "1600000" // the gateway pings after an eighth of it
+#define STAGGER_US 40000 // between their starts, so that their calls do not end together
+#define PING_MS 200
 #define MAX_TURNS 100
 #define SETTLE_US 500000 // before the other half starts
 #define MAX_GAPS (N_MEASURED * 100000)
 
-/* ---- the worst schemas and outputs ---- */
-
-static void repeat_to(struct buf *to, size_t len, const char *text)
-{
-    while (to->len < len)
-        buf_puts(to, text);
-}
-
-/* A parameter that may be one of many values, through many references. */
-static char *worst_body(char which)
-{
-    struct buf b;
-    buf_init(&b, 4 << 20);
-    buf_printf(&b,
-               "{\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"spell %d %d %c\"}],"
-               "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":"
-               "{\"$defs\":{\"E\":{\"enum\":[0",
-               WORST_TOKEN_BYTES, PACE_MS, which);
-    repeat_to(&b, 80 << 10, ",0");
-    buf_puts(&b, "]}},\"properties\":{\"p\":{\"anyOf\":[{\"$ref\":\"#/$defs/E\"}");
-    repeat_to(&b, 90 << 10, ",{\"$ref\":\"#/$defs/E\"}");
-    buf_puts(&b, "]}}}}}]}");
-    return b.data;
-}
-
-static const char *many_parameters(void)
-{
-    struct buf b;
-    buf_init(&b, 1 << 20);
-    buf_puts(&b, "<tool_call><function=f>");
-    for (unsigned i = 0; b.len < 250 << 10; i++)
-        buf_printf(&b, "<parameter=%x>[[],{}]</parameter>", i);
-    buf_puts(&b, "</function></tool_call>");
-    return b.data;
-}
-
-static const char *failed_call(size_t len, const char *inside)
-{
-    struct buf b;
-    buf_init(&b, 1 << 20);
-    buf_puts(&b, "<function=f><parameter=a></parameter>text");
-    repeat_to(&b, len, inside);
-    buf_puts(&b, "</function>");
-    return b.data;
-}
-
 /* ---- pings ---- */
 
-static int manager = -1;
 static atomic_llong worst_ping_us;
+static atomic_bool over;
 
+/* Reads the notifications of programs that are started from then on. */
 static void *read_pings(void *arg)
 {
-    char text[4096];
     int64_t before_us = 0;
-    for (ssize_t n; (n = recv(manager, text, sizeof(text) - 1, 0)) > 0;) {
-        text[n] = '\0';
-        if (!strstr(text, "WATCHDOG=1"))
+    for (; !atomic_load(&over); usleep(1000)) {
+        if (!strstr(manager_message(), "WATCHDOG=1"))
             continue;
         int64_t now_us = clock_us();
         if (before_us && now_us - before_us > atomic_load(&worst_ping_us))
@@ -104,22 +59,6 @@ static void *read_pings(void *arg)
         before_us = now_us;
     }
     return arg;
-}
-
-/* Acts as the service manager of programs that are started from then on. */
-static void manage(void)
-{
-    struct sockaddr_un at = {.sun_family = AF_UNIX};
-    char limit[16];
-    pthread_t reader;
-    snprintf(at.sun_path, sizeof(at.sun_path), "%s/notify", service_dir());
-    manager = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(manager, (struct sockaddr *)&at, sizeof(at)), 0);
-    snprintf(limit, sizeof(limit), "%d", WATCHDOG_US);
-    setenv("NOTIFY_SOCKET", at.sun_path, 1);
-    setenv("WATCHDOG_USEC", limit, 1);
-    assert_int_equal(pthread_create(&reader, NULL, read_pings, NULL), 0);
-    pthread_detach(reader);
 }
 
 /* ---- streams ---- */
@@ -141,7 +80,7 @@ static void begin(struct stream *s, unsigned port, const char *path, const char 
 static void begin_plain(struct stream *s, unsigned port)
 {
     char body[80];
-    snprintf(body, sizeof(body), "{\"prompt\":\"spell 4 %d a\",\"stream\":true}", PACE_MS);
+    snprintf(body, sizeof(body), "{\"prompt\":\"spell 4 %d d\",\"stream\":true}", PACE_MS);
     begin(s, port, "/v1/completions", body);
 }
 
@@ -197,12 +136,13 @@ static void *run_others(void *arg)
 {
     const struct others *o = arg;
     struct stream v[N_OTHERS];
-    for (unsigned i = 0; i < N_OTHERS; i++) {
+    for (unsigned i = 0; i < N_OTHERS; i++, usleep(STAGGER_US)) {
         if (!o->worst) {
             begin_plain(&v[i], o->port);
             continue;
         }
-        AUTO(mem_free) char *body = worst_body((char)('b' + i % 3));
+        AUTO(mem_free)
+        char *body = costly_body((char)('a' + i % COSTLY_N), WORST_TOKEN_BYTES, PACE_MS);
         begin(&v[i], o->port, "/v1/chat/completions", body);
     }
     read_until(v, N_OTHERS, 0, o->until_us, NULL, NULL);
@@ -278,7 +218,7 @@ static void run(struct fake_verifier *f, unsigned port, unsigned turns, double s
     }
     report_difference("median gap", p50, turns);
     report_difference("p99 gap", p99, turns);
-    printf("watchdog: a ping every %d ms, %.0f ms at most between two pings\n", WATCHDOG_US / 8000,
+    printf("watchdog: a ping every %d ms, %.0f ms at most between two pings\n", PING_MS,
            (double)atomic_load(&worst_ping_us) / 1e3);
 }
 
@@ -303,15 +243,19 @@ int main(int argc, char **argv)
     char address[128];
     snprintf(address, sizeof(address), "unix:%s/verifier.sock", service_dir());
     struct fake_verifier *f = fake_verifier_start(address);
-    fake_verifier_text(f, 'a', "word");
-    fake_verifier_text(f, 'b', many_parameters());
-    fake_verifier_text(f, 'c', failed_call(60 << 10, "<function=!"));
-    fake_verifier_text(f, 'd', failed_call(250 << 10, "<function=f><parameter=a>"));
-    manage();
+    costly_outputs(f);
+    fake_verifier_text(f, 'd', "word");
+    pthread_t pings;
+    assert_int_equal(manager_open(NULL), 0);
+    setenv("WATCHDOG_USEC", WATCHDOG_US, 1);
+    assert_int_equal(pthread_create(&pings, NULL, read_pings, NULL), 0);
     const char *more[] = {"--tool-format", "qwen-coder", NULL};
     struct child gateway = gateway_start(address, more, &port);
     run(f, port, turns, seconds);
     child_stop(&gateway);
+    atomic_store(&over, true);
+    pthread_join(pings, NULL);
+    manager_close(NULL);
     fake_verifier_stop(f);
     return 0;
 }
