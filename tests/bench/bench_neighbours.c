@@ -7,9 +7,10 @@
  * - plain: the same stream;
  * - worst: requests with large schemas, and outputs that are expensive to parse. Their tokens have
  *   4 KiB, so that long calls end often.
- * A gap is the time between two tokens of a measured stream. The output is the median and the 99th
- * percentile per turn, the mean difference of the pairs with its standard error, and the longest
- * time between two pings of the gateway's watchdog. */
+ * A gap is the time between two tokens of a measured stream. The output is:
+ * - the median, the 99th percentile and the maximum of the gaps, per turn;
+ * - the mean difference of the pairs, with its standard error;
+ * - the longest time between two pings of the gateway's watchdog. */
 #include <getopt.h>
 #include <math.h>
 #include <pthread.h>
@@ -35,7 +36,7 @@
 #define PACE_MS 20
 #define WORST_TOKEN_BYTES 4096
 #define WATCHDOG_US "1600000" // the gateway pings after an eighth of it
-#define STAGGER_US 40000 // between their starts, so that their calls do not end together
+#define STAGGER_US 40000      // between their starts, so that their calls do not end together
 #define PING_MS 200
 #define MAX_TURNS 100
 #define SETTLE_US 500000 // before the other half starts

@@ -9,6 +9,6 @@
 
 /* Starts the measurement. Ends the test on errors. */
 void stalls_begin(void);
-/* Ends it. Returns the longest time for which a thread did not run, within a tenth of a second or in
- * one piece. */
+/* Ends it. Returns the longest time for which a thread did not run: in one piece, or the sum within
+ * a tenth of a second. */
 int64_t stalls_end_us(void);
