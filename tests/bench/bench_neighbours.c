@@ -6,7 +6,7 @@
  * token of a word every 20 ms. The other half takes turns:
  * - plain: the same stream;
  * - worst: requests with large schemas, and outputs that are expensive to parse. Their tokens have
- *   4 KiB, so that long calls end often.
+ *   4 KiB, one every 80 ms, so that long calls end often.
  * A gap is the time between two tokens of a measured stream. The output is:
  * - the median, the 99th percentile and the maximum of the gaps, per turn;
  * - the mean difference of the pairs, with its standard error;
@@ -35,6 +35,7 @@
 #define N_OTHERS 32
 #define PACE_MS 20
 #define WORST_TOKEN_BYTES 4096
+#define WORST_PACE_MS 80
 #define WATCHDOG_US "1600000" // the gateway pings after an eighth of it
 #define STAGGER_US 40000      // between their starts, so that their calls do not end together
 #define PING_MS 200
@@ -143,7 +144,7 @@ static void *run_others(void *arg)
             continue;
         }
         AUTO(mem_free)
-        char *body = costly_body((char)('a' + i % COSTLY_N), WORST_TOKEN_BYTES, PACE_MS);
+        char *body = costly_body((char)('a' + i % COSTLY_N), WORST_TOKEN_BYTES, WORST_PACE_MS);
         begin(&v[i], o->port, "/v1/chat/completions", body);
     }
     read_until(v, N_OTHERS, 0, o->until_us, NULL, NULL);
