@@ -5,8 +5,8 @@
  *     say N          sends N tokens "w0 ", "w1 " ..., one per message, finish reason length
  *     run N          the same in one message
  *     pace N MS      N tokens, one every MS milliseconds, the first immediately
- *     spell N MS L   for ever the text L of fake_verifier_text(), as tokens of N bytes, one every MS
- *                    milliseconds
+ *     spell N MS L   for ever the text L of fake_verifier_text(), as tokens of N bytes, one every
+ *                    MS milliseconds
  *     stall          sends the start, then nothing
  *     silent         sends nothing, not even the start
  *     flood N        N tokens of 1000 bytes, as fast as the client reads them

@@ -344,8 +344,8 @@ static void a_far_lying_proposer_changes_no_token(void **state)
 /* ---- under many requests ---- */
 
 /* Checks the verifier's histograms: how long each pass waited for drafts, and the time between
- * tokens. No pass waits longer than the deadline of its drafts. The machine may add the longest time
- * for which it kept a thread from running. The histogram has few bounds; the next one above
+ * tokens. No pass waits longer than the deadline of its drafts. The machine may add the longest
+ * time for which it kept a thread from running. The histogram has few bounds; the next one above
  * counts. */
 static void must_have_kept_time(struct rpc_client *c, int64_t stall_us)
 {
