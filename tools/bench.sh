@@ -15,6 +15,7 @@ this checkout. Every benchmark except kernels has --help.
   spec         greedy text with a draft model inside the engine, beside llama.cpp without drafts
   speculation  pairs|sweep|rules|texts: the running services with and without drafts
   overlap      drafting while the verifier verifies, compared with alternating
+  neighbours   what the worst tool schemas and outputs add to the gaps of other streams
   prefix       prefix cache and KV disk: speed-up of hits and overhead of misses
   serve        traffic on the running services or any OpenAI-compatible server: latencies, report
 TEXT
@@ -43,7 +44,7 @@ command_bench() {
     case ${1:-} in
     '') program=(bench_all) ;;
     --help | -h) bench_usage && exit ;;
-    kernels) program=("$PWD/build/release/tests/bench_kernels" "${@:2}") ;;
+    kernels | neighbours) program=("$PWD/build/release/tests/bench_$1" "${@:2}") ;;
     decode | verify | prefill | spec) program=(/usr/bin/python3 "$PWD/tests/bench/engine.py" "$@") ;;
     speculation | overlap | prefix | serve) program=(/usr/bin/python3 "$PWD/tests/bench/$1.py" "${@:2}") ;;
     *) die "there is no benchmark \"$1\" (./tandem bench --help)" ;;

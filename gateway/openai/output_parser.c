@@ -8,9 +8,9 @@
 #define TRIES_MAX 16  // end markers tried per call: one may be part of a value
 #define MARKERS_MAX 8 // that may come next
 /* Limit of the bytes that an answer's failed candidates may cost. Beyond the limit, the text of a
- * failed candidate is emitted as content and not rescanned. One token can cause that many bytes of
- * rescanning, a few milliseconds. */
-#define WASTED_BYTES_MAX (2u * TOOL_PARSER_MAX_BYTES)
+ * failed candidate is emitted as content and not rescanned. One token can cause all of that
+ * work. */
+#define WASTED_BYTES_MAX (TOOL_PARSER_MAX_BYTES / 2)
 #define OUT_MAX (64u << 20)
 
 const struct output_parser_thinking *output_parser_thinking_of(const char *source, size_t len)
@@ -269,8 +269,10 @@ static void release_call(struct output_parser *p, struct output_parser_out *to)
     p->only_calls = p->only_calls && reasons;
     p->drop_space = p->after_call = false;
 
-    if (p->rescan_at < p->rescan.len)
-        buf_add(&p->call, p->rescan.data + p->rescan_at, p->rescan.len - p->rescan_at);
+    if (p->rescan.len) { // all of the candidate came from there
+        p->rescan_at -= p->call.len - n;
+        return;
+    }
     struct buf rest = p->call;
     p->call = p->rescan;
     p->rescan = rest;

@@ -19,6 +19,7 @@ struct fake_verifier {
     float progress;
     uint32_t protocol;
     const char *template, *name, *fingerprint, *holder;
+    ProtobufCBinaryData spelled[4]; // by the letter
     Tandem__V1__GenerateRequest *last;
 };
 
@@ -27,6 +28,8 @@ struct script {
     struct fake_verifier *f;
     unsigned n_tokens, at, every_ms;
     bool flood;
+    ProtobufCBinaryData spelled;
+    size_t spelled_at;
 };
 
 /* ---- events ---- */
@@ -130,6 +133,17 @@ static void send_next_word(struct rpc_call *c)
         rpc_call_after(c, p->every_ms, send_next_word);
 }
 
+static void send_next_piece(struct rpc_call *c)
+{
+    struct script *p = rpc_call_user(c);
+    size_t left = p->spelled.len - p->spelled_at;
+    ProtobufCBinaryData piece = {left < p->n_tokens ? left : p->n_tokens,
+                                 p->spelled.data + p->spelled_at};
+    p->spelled_at = (p->spelled_at + piece.len) % p->spelled.len;
+    send_tokens(c, &piece, 1, 0);
+    rpc_call_after(c, p->every_ms, send_next_piece);
+}
+
 static void send_flood(struct rpc_call *c)
 {
     static char big[1000];
@@ -184,9 +198,9 @@ static void kill_self(struct rpc_call *c)
 static void run_script(struct rpc_call *c, struct script *p, const char *what,
                        ProtobufCBinaryData echo)
 {
-    char word[16] = "";
+    char word[16] = "", letter = 'a';
     unsigned n = 0, ms = 0;
-    sscanf(what, "%15s %u %u", word, &n, &ms);
+    sscanf(what, "%15s %u %u %c", word, &n, &ms, &letter);
     *p = (struct script){.f = p->f, .n_tokens = n, .every_ms = ms};
     if (strcmp(word, "silent") == 0)
         return;
@@ -197,6 +211,9 @@ static void run_script(struct rpc_call *c, struct script *p, const char *what,
     send_started(c, echo);
     if (strcmp(word, "pace") == 0) {
         send_next_word(c);
+    } else if (strcmp(word, "spell") == 0) {
+        p->spelled = p->f->spelled[letter - 'a'];
+        send_next_piece(c);
     } else if (strcmp(word, "flood") == 0) {
         p->flood = true;
         send_flood(c);
@@ -442,6 +459,14 @@ void fake_verifier_template(struct fake_verifier *f, const char *source)
 {
     pthread_mutex_lock(&f->mu);
     f->template = source;
+    pthread_mutex_unlock(&f->mu);
+}
+
+void fake_verifier_text(struct fake_verifier *f, char which, const char *text)
+{
+    assert_true(which >= 'a' && (size_t)(which - 'a') < ARRAY_LEN(f->spelled));
+    pthread_mutex_lock(&f->mu);
+    f->spelled[which - 'a'] = rpc_text(text);
     pthread_mutex_unlock(&f->mu);
 }
 

@@ -5,6 +5,8 @@
  *     say N          sends N tokens "w0 ", "w1 " ..., one per message, finish reason length
  *     run N          the same in one message
  *     pace N MS      N tokens, one every MS milliseconds, the first immediately
+ *     spell N MS L   for ever the text L of fake_verifier_text(), as tokens of N bytes, one every
+ *                    MS milliseconds
  *     stall          sends the start, then nothing
  *     silent         sends nothing, not even the start
  *     flood N        N tokens of 1000 bytes, as fast as the client reads them
@@ -40,6 +42,8 @@ void fake_verifier_protocol(struct fake_verifier *f, uint32_t version);   // for
 void fake_verifier_template(struct fake_verifier *f, const char *source); // static text
 /* Static texts. Defaults: "fake/model" and "fp_fake". */
 void fake_verifier_model(struct fake_verifier *f, const char *name, const char *fingerprint);
+/* Sets the text that "spell" sends for a letter from a to d: static, ASCII, not empty. */
+void fake_verifier_text(struct fake_verifier *f, char which, const char *text);
 /* The request that holds most of the cache; static text, "r\"1" by default. */
 void fake_verifier_holder(struct fake_verifier *f, const char *id);
 unsigned fake_verifier_running(struct fake_verifier *f);   // running Generate and stalled calls

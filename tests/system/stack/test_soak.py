@@ -2,7 +2,7 @@
 
 Part of the long suite (TANDEM_TEST_LONG=1). TANDEM_SOAK_S: its duration, 600 seconds by default. A repeated request
 must get the same answer. At the end the services must be in the state after the warm-up. Memory has not grown, no
-descriptor was added, every KV block is free, and nothing runs. The metrics must agree with the counts of the clients.
+descriptor and no thread was added, every KV block is free, and nothing runs. The metrics must agree with the counts of the clients.
 """
 import collections
 import http.client
@@ -31,6 +31,8 @@ LIMIT_S = 60
 GROWTH_KIB = 6 << 10  # allowed without a leak; losing 1 KiB per request would be several times as much
 
 TOPICS = ["a dog named Max", "a red ball", "the old tree", "two friends", "a sad cat", "the rain"]
+TOOLS = [{"type": "function", "function": {"name": "tell", "parameters": {
+    "$defs": {"any": {"enum": list(range(2000))}}, "properties": {f"p{i}": {"anyOf": [{"$ref": "#/$defs/any"}] * 4} for i in range(200)}}}}]
 ENDPOINT = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
 BAD = [("POST", "/v1/completions", b"{", 400), ("POST", "/v1/completions", b'{"prompt":"a","temperature":-1}', 400),
        ("POST", "/v1/chat/completions", b'{"messages":7}', 400), ("POST", "/v1/nothing", b"{}", 404),
@@ -61,10 +63,11 @@ class Service:
             return f.read()
 
     def size(self):
-        """KiB resident, and open descriptors."""
+        """KiB resident, open descriptors, and threads."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as f:
-            rss = int(re.search(r"^VmRSS:\s+(\d+)", f.read(), re.M).group(1))
-        return rss, len(os.listdir(f"/proc/{self.process.pid}/fd"))
+            status = f.read()
+        rss, threads = (int(re.search(rf"^{name}:\s+(\d+)", status, re.M).group(1)) for name in ["VmRSS", "Threads"])
+        return rss, len(os.listdir(f"/proc/{self.process.pid}/fd")), threads
 
 
 class Client:
@@ -89,6 +92,8 @@ class Client:
     def random_request(self, **more):
         """One of some hundred requests. Each request has exactly one right answer."""
         kind, topic, seed = self.random.choice(["chat", "text"]), self.random.choice(TOPICS), self.random.randrange(8)
+        if kind == "chat" and seed == 3:
+            more["tools"] = TOOLS
         body = {"temperature": seed % 4 * 0.4, "seed": seed, "max_tokens": 20 + 20 * seed, "ignore_eos": True, **more}
         if kind == "chat":
             body["messages"] = [{"role": "user", "content": f"Tell me a story about {topic}."}]
@@ -195,7 +200,7 @@ class Soak(unittest.TestCase):
         self.verifier = self.service("verifier-svc", "--listen", self.path("verifier"), "--model", MODEL, "--kv-mib", "1",
                                      "--proposers", self.path("steady"), "--proposers", self.path("shaky"))
         self.gateway = self.service("gateway", "--listen", f"127.0.0.1:{self.port}", "--verifiers", self.path("verifier"),
-                                    "--request-timeout", "5", "--idle-timeout", "10")  # half-sent requests of junk() are closed early
+                                    "--tool-format", "qwen-coder", "--request-timeout", "5", "--idle-timeout", "10")  # half-sent requests of junk() are closed early
 
     def path(self, name):
         return f"unix:{self.folder}/{name}.sock"
@@ -268,8 +273,10 @@ class Soak(unittest.TestCase):
             time.sleep(0.1)
         return found
 
-    def wait_idle(self, descriptors=None):
-        """Waits until nothing runs and both proposers are connected. Returns the sizes of the services."""
+    def wait_idle(self, before=None):
+        """Waits until nothing runs and both proposers are connected. Returns the sizes of the services.
+
+        before: also waits until they have no more descriptors and threads than these sizes."""
         def quiet():
             m = self.metrics()
             return all(m[name] == 0 for name in ["num_requests_running", "num_requests_waiting", "num_requests_paused",
@@ -277,9 +284,10 @@ class Soak(unittest.TestCase):
         self.until("everything ends, every KV block is free, both proposers are used", quiet)
         services = {"gateway": self.gateway, "verifier": self.verifier, "proposer": self.steady}
         sizes = lambda: {name: s.size() for name, s in services.items()}
-        if descriptors:
-            self.until(f"no descriptor is left open, {sizes()}",
-                       lambda: all(n <= descriptors[name][1] for name, (_, n) in sizes().items()))
+        if before:
+            for i, what in [(1, "descriptor is left open"), (2, "thread is left")]:
+                self.until(f"no {what}: {before} before, {sizes()} now",
+                           lambda: all(size[i] <= before[name][i] for name, size in sizes().items()))
         return sizes()
 
     def check_metrics(self):
@@ -303,8 +311,8 @@ class Soak(unittest.TestCase):
         before = self.wait_idle()
         self.run_traffic(max(5, SOAK_S * 4 / 5), 1000)
         after = self.wait_idle(before)
-        print(f"KiB and descriptors: {before} before, {after} after {dict(self.counts)}, {len(self.answers)} answers")
-        for name, (kib, _) in after.items():
+        print(f"KiB, descriptors, threads: {before} before, {after} after {dict(self.counts)}, {len(self.answers)} answers")
+        for name, (kib, _, _) in after.items():
             self.assertLess(kib, before[name][0] + GROWTH_KIB, name)
         self.check_metrics()
         for service in [self.gateway, self.verifier, self.steady, self.shaky]:
