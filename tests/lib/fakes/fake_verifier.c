@@ -18,6 +18,7 @@ struct fake_verifier {
     Tandem__V1__ModelInfo__State state;
     float progress;
     uint32_t protocol;
+    bool continues;
     const char *template, *name, *fingerprint, *holder;
     Tandem__V1__GenerateRequest *last;
 };
@@ -271,6 +272,7 @@ static void model_start(struct rpc_call *c, struct rpc_msg *msg)
     m.progress = f->progress;
     m.chat_template = rpc_text(f->template);
     m.protocol = f->protocol;
+    m.continues = f->continues;
     m.name = rpc_text(f->name);
     m.fingerprint = rpc_text(f->fingerprint);
     pthread_mutex_unlock(&f->mu);
@@ -435,6 +437,13 @@ void fake_verifier_protocol(struct fake_verifier *f, uint32_t version)
 {
     pthread_mutex_lock(&f->mu);
     f->protocol = version;
+    pthread_mutex_unlock(&f->mu);
+}
+
+void fake_verifier_continues(struct fake_verifier *f, bool yes)
+{
+    pthread_mutex_lock(&f->mu);
+    f->continues = yes;
     pthread_mutex_unlock(&f->mu);
 }
 
