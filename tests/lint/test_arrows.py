@@ -29,7 +29,7 @@ ROOMS = {  # room: the rooms that it may include besides itself; common/X is wri
     "gateway/openai": "base",
     "gateway/http": "base rpc gateway/openai",
     "gateway/upstream": "base rpc proto gateway/openai",
-    "gateway/keys": "base gateway/openai gateway/upstream",
+    "gateway/keys": "base gateway/http gateway/openai gateway/upstream",
     "gateway/serve": "base proto gateway/http gateway/keys gateway/openai gateway/upstream",
     "gateway": "base rpc gateway/http gateway/keys gateway/openai gateway/serve gateway/upstream",
     "proposer-svc/props": "base model",
