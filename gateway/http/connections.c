@@ -109,7 +109,7 @@ static void remove_connection(struct connections *s, struct connection *k)
     free(k);
 }
 
-/* The file behind a descriptor; 0: it is closed. */
+/* Identifies the socket that a descriptor refers to; 0: the descriptor is closed. */
 static ino_t socket_of(int fd)
 {
     struct stat st;

@@ -228,7 +228,7 @@ static void slow_bodies_of_a_key_leave_memory_for_others(void **state)
                                    "X-API-Key: two-222222222222222222\r\n", more);
 }
 
-/* The value of a series without labels of its own. */
+/* The value of a series that has one sample. */
 static unsigned long series(unsigned port, const char *name)
 {
     char line[128];
