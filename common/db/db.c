@@ -121,7 +121,7 @@ void db_close(struct db *d)
     d->handle = NULL;
 }
 
-int db_format(struct db *d, int32_t application_id, int64_t *ret_format)
+int db_format(struct db *d, int32_t application_id, bool *ret_new, int64_t *ret_format)
 {
     int64_t schema_version, id; // the schema version of a new file is 0
     int err = db_get(d, "schema_version", &schema_version);
@@ -131,10 +131,7 @@ int db_format(struct db *d, int32_t application_id, int64_t *ret_format)
         return err;
     if (schema_version && id != application_id)
         return fail(-EEXIST, "%s is a database of another program", d->label);
-    if (!schema_version)
-        *ret_format = 0;
-    else if (!*ret_format)
-        *ret_format = -1; // ours, but no version that we have written
+    *ret_new = !schema_version;
     return 0;
 }
 

@@ -34,9 +34,9 @@ int db_fail(const struct db *d, int rc);
 int db_open(struct db *d, const char *label, const char *path, bool creates, int max_value);
 void db_close(struct db *d); // of a closed one: no effect
 
-/* Whose file it is. *ret_format: its version; 0: the file is new. -EEXIST: it belongs to another
- * program. application_id: that of PRAGMA application_id. */
-int db_format(struct db *d, int32_t application_id, int64_t *ret_format);
+/* Whose file it is: application_id is that of the PRAGMA. *ret_new: the file has no tables yet;
+ * else *ret_format is the version of its tables. -EEXIST: it belongs to another program. */
+int db_format(struct db *d, int32_t application_id, bool *ret_new, int64_t *ret_format);
 /* Creates the tables of a new file. Two processes may do so at the same time if the schema says IF
  * NOT EXISTS. */
 int db_create(struct db *d, const char *schema, int32_t application_id, int32_t format);

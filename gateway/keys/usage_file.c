@@ -61,17 +61,18 @@ static int check_pages(struct usage_file *f)
 static int set_up_file(struct usage_file *f)
 {
     int64_t format;
-    int err = db_format(&f->db, APPLICATION_ID, &format);
+    bool is_new;
+    int err = db_format(&f->db, APPLICATION_ID, &is_new, &format);
     if (err)
         return err;
-    if (format && format != FORMAT)
+    if (!is_new && format != FORMAT)
         return fail(-EEXIST, "usage file %s has format %" PRId64 ", expected %d", f->path, format,
                     FORMAT);
     err = db_run(&f->db, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL");
     err = err ? err : db_set(&f->db, "max_page_count", MAX_PAGES);
     if (err)
         return err;
-    return format ? check_pages(f) : db_create(&f->db, schema, APPLICATION_ID, FORMAT);
+    return is_new ? db_create(&f->db, schema, APPLICATION_ID, FORMAT) : check_pages(f);
 }
 
 static int open_db(struct usage_file *f, int64_t now_us)

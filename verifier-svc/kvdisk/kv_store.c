@@ -79,12 +79,13 @@ static int limit_pages(struct kv_store *s)
 static int set_up_file(struct kv_store *s)
 {
     int64_t format;
-    int err = db_format(&s->db, APPLICATION_ID, &format);
+    bool is_new;
+    int err = db_format(&s->db, APPLICATION_ID, &is_new, &format);
     if (err)
         return err;
-    if (format && format != FORMAT)
+    if (!is_new && format != FORMAT)
         return fail(-EBADMSG, "%s has format %" PRId64 ", expected %d", s->path, format, FORMAT);
-    if (!format) {
+    if (is_new) {
         err = db_set(&s->db, "page_size", PAGE_BYTES);
         err = err ? err : db_run(&s->db, "PRAGMA auto_vacuum = INCREMENTAL");
     }
@@ -92,7 +93,7 @@ static int set_up_file(struct kv_store *s)
     err = err ? err : db_set(&s->db, "journal_size_limit", KV_STORE_LOG_BYTES);
     err = err ? err : db_set(&s->db, "wal_autocheckpoint", KV_STORE_LOG_BYTES / 4 / PAGE_BYTES);
     err = err ? err : limit_pages(s);
-    return err || format ? err : db_create(&s->db, schema, APPLICATION_ID, FORMAT);
+    return err || !is_new ? err : db_create(&s->db, schema, APPLICATION_ID, FORMAT);
 }
 
 /* Limit of the used pages: the write-ahead log needs the rest of max_bytes. */
