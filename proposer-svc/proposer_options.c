@@ -19,7 +19,8 @@ static const struct conf_option service_options[] = {
      .value = &values.listen,
      .fallback = "unix:/run/tandem/proposer.sock",
      .max = RPC_LISTEN_MAX,
-     .help = "addresses: HOST:PORT, or unix:/path (ignored when sockets are passed)"},
+     .help = "addresses: HOST:PORT, or unix:/path; sockets that the service manager passes replace "
+             "the unix paths and leave the others"},
     RPC_TLS_OPTIONS(values.tls),
     RPC_ROLES_OPTIONS(values.access),
     {.name = "proposer",

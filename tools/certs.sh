@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # certs.sh - ./tandem certs: an authority and the certificates of services on several hosts.
 
-CERTS_ROLES='gateway verifier proposer operator'
+CERTS_ROLES='gateway verifier proposer operator client'
 CERTS_CA_DAYS=3650
 
 usage_certs() {
@@ -11,14 +11,14 @@ usage: ./tandem certs [--days N] DIR [ROLE[.LABEL][=HOST,...]]...
 Creates an authority in DIR (ca.pem, ca.key) unless it exists. Then creates a new key and a new
 certificate for each named role: DIR/ROLE.pem and DIR/ROLE.key, or DIR/ROLE.LABEL.pem and .key.
 
-  ROLE    gateway, verifier, proposer, operator; the certificate names it as tandem://ROLE
+  ROLE    gateway, verifier, proposer, operator, client; the certificate names it as tandem://ROLE
   LABEL   distinguishes several certificates of one role, such as verifier.a and verifier.b
   HOST    DNS names and IP addresses of the host, as clients use them in their targets. By default
           those of the certificate that is replaced, otherwise localhost, 127.0.0.1 and ::1 for
-          verifiers and proposers, and none for gateways and operators
+          verifiers and proposers, and none for the others
   --days  validity of the certificates, 365 by default; at most that of the authority (10 years)
 
-Without a role it renews all certificates in DIR, and creates those of the four roles that are missing.
+Without a role it renews all certificates in DIR, and creates those that are missing of all roles but client.
 The authority never changes. Keep ca.key on this machine.
 
   ./tandem certs certs gateway verifier=v.example.org,10.0.0.2 proposer=p.example.org operator
@@ -80,7 +80,7 @@ certs_hosts() { # FILE
         sed -n 's/^ *DNS://p; s/^ *IP Address://p' | paste -sd,
 }
 
-# certs_issue DIR DAYS NAME HOSTS: one certificate. Clients are gateways, verifiers and operators; servers have hosts.
+# certs_issue DIR DAYS NAME HOSTS: one certificate. All roles but proposers are clients of services; servers have hosts.
 certs_issue() {
     local dir=$1 days=$2 name=$3 role=${3%%.*} san uses=''
     san=$(certs_list "$4") || exit
@@ -96,11 +96,11 @@ certs_issue() {
     echo "$dir/$name.pem: tandem://$role$san, until $(openssl x509 -in "$dir/$name.pem" -noout -enddate | cut -d= -f2)"
 }
 
-# Prints the names of certificates in DIR, and the roles that have none.
+# Prints the names of certificates in DIR, and the roles that have none. A certificate for the role client must be asked for.
 certs_all() { # DIR
     local role file
     for role in $CERTS_ROLES; do
-        [ -e "$1/$role.pem" ] || compgen -G "$1/$role.*.pem" >/dev/null || echo "$role"
+        [ "$role" = client ] || [ -e "$1/$role.pem" ] || compgen -G "$1/$role.*.pem" >/dev/null || echo "$role"
         for file in "$1/$role.pem" "$1/$role".*.pem; do
             [ ! -e "$file" ] || basename "$file" .pem
         done
@@ -125,7 +125,7 @@ command_certs() {
     [[ $dir == /* ]] || dir=$CALLED_FROM/$dir
     shift
     for arg in "$@"; do
-        [[ $arg =~ ^(gateway|verifier|proposer|operator)(\.[A-Za-z0-9_-]{1,32})?(=[^=[:space:]]+)?$ ]] ||
+        [[ $arg =~ ^(gateway|verifier|proposer|operator|client)(\.[A-Za-z0-9_-]{1,32})?(=[^=[:space:]]+)?$ ]] ||
             die "not a role: \"$arg\", see ./tandem certs --help"
         [[ $arg != *=* ]] || certs_list "${arg#*=}" >/dev/null # before anything is written
     done

@@ -7,7 +7,7 @@ PACKAGES_BUILD=(gcc libc6-dev cmake ninja-build pkg-config libgrpc-dev libprotob
     protobuf-c-compiler libsystemd-dev libmicrohttpd-dev libgnutls28-dev libjansson-dev libpcre2-dev
     libhwloc-dev libopenblas-serial-dev libssl-dev libsqlite3-dev libxxhash-dev)
 PACKAGES_RUN=(python3 python3-jinja2 curl ca-certificates)
-PACKAGES_TEST=(libcmocka-dev systemd procps openssl iproute2 chromium)
+PACKAGES_TEST=(libcmocka-dev libsimde-dev systemd procps openssl iproute2 chromium)
 PACKAGES_FUZZ=(clang libclang-rt-14-dev)
 PACKAGES_CROSS=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
 PACKAGES_LINT=(clang-format cppcheck) # the quick checkers; clang-tidy and -fanalyzer take minutes

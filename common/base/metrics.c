@@ -179,16 +179,15 @@ double metrics_value(const struct metric *m)
     return atomic_load_explicit(&m->value, memory_order_relaxed);
 }
 
-/* Prints x with 15 digits, or with 17 if 15 do not read back as the same number. */
-static const char *format_number(double x, char out[32])
+const char *metrics_number(double x, char out[METRICS_NUMBER_MAX])
 {
     if (isnan(x))
         return "NaN";
     if (isinf(x))
         return x > 0 ? "+Inf" : "-Inf";
-    snprintf(out, 32, "%.15g", x);
+    snprintf(out, METRICS_NUMBER_MAX, "%.15g", x);
     if (strtod(out, NULL) != x)
-        snprintf(out, 32, "%.17g", x);
+        snprintf(out, METRICS_NUMBER_MAX, "%.17g", x);
     return out;
 }
 
@@ -196,7 +195,7 @@ static const char *format_number(double x, char out[32])
 static void render_sample(struct buf *to, const struct metric *m, const char *suffix,
                           const char *le, double value)
 {
-    char text[32];
+    char text[METRICS_NUMBER_MAX];
     buf_printf(to, "%s%s", m->name, suffix);
     if (*m->labels || le) {
         buf_printf(to, "{%s", m->labels);
@@ -204,25 +203,25 @@ static void render_sample(struct buf *to, const struct metric *m, const char *su
             buf_printf(to, "%sle=\"%s\"", *m->labels ? "," : "", le);
         buf_puts(to, "}");
     }
-    buf_printf(to, " %s", format_number(value, text));
+    buf_printf(to, " %s", metrics_number(value, text));
 }
 
 static void render_example(struct buf *to, const struct example *e)
 {
-    char value[32];
+    char value[METRICS_NUMBER_MAX];
     if (*e->trace)
-        buf_printf(to, " # {trace_id=\"%s\"} %s %.3f", e->trace, format_number(e->value, value),
+        buf_printf(to, " # {trace_id=\"%s\"} %s %.3f", e->trace, metrics_number(e->value, value),
                    e->unix_s);
 }
 
 static void render_histogram(struct buf *to, const struct metric *m, bool examples)
 {
     unsigned long long n = 0;
-    char le[32];
+    char le[METRICS_NUMBER_MAX];
     for (size_t i = 0; i <= m->n_bounds; i++) {
         n += atomic_load_explicit(&m->counts[i], memory_order_relaxed);
         double bound = i < m->n_bounds ? m->bounds[i] : (double)INFINITY;
-        render_sample(to, m, "_bucket", format_number(bound, le), (double)n);
+        render_sample(to, m, "_bucket", metrics_number(bound, le), (double)n);
         if (examples && m->examples)
             render_example(to, &m->examples[i]);
         buf_puts(to, "\n");

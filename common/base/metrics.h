@@ -28,6 +28,11 @@ struct metric *metrics_histogram(const char *name, const char *help, const char 
 const char *metrics_label(char *out, size_t out_size, const char *key, const void *value,
                           size_t len);
 
+/* Prints a number of the text format with 15 digits, or with 17 if 15 do not read back as the same
+ * number. Returns out. */
+#define METRICS_NUMBER_MAX 32
+const char *metrics_number(double x, char out[METRICS_NUMBER_MAX]);
+
 void metrics_add(struct metric *m, double amount);    // counter (amount >= 0) or gauge
 void metrics_set(struct metric *m, double value);     // gauge
 void metrics_observe(struct metric *m, double value); // histogram

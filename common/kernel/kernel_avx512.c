@@ -42,11 +42,16 @@ INLINE void c_dots(ci (*sums)[1], const cb (*w)[8], const int from, const int n,
 {
     (void)bits;
     EACH (g, n)
-        EACH (r, n_rows)
+        EACH (r, n_rows) {
+            const uint8_t(*x)[4] = (const void *)(q + r * q_bytes + 4 * (from + g));
+#ifdef __AVX512VNNI__
             __asm__("vpdpbusd %2%{1to16%}, %1, %0"
                     : "+v"(sums[r][0])
-                    : "v"(w[0][from + g]),
-                      "m"(*(const uint8_t(*)[4])(q + r * q_bytes + 4 * (from + g))));
+                    : "v"(w[0][from + g]), "m"(*x));
+#else // lib/emulated of the tests
+            sums[r][0] = vk_dot(sums[r][0], w[0][from + g], spread(x));
+#endif
+        }
 }
 
 /* sums[r] += by * (w . q), over the same range as c_dots(). */

@@ -176,8 +176,10 @@ static inline uint32_t kernel_pass_columns(size_t tile_bytes, uint32_t n_passes,
 }
 
 /* For code that the constants of a tier unroll. */
+#ifndef EACH // the tests define both in lib/emulated, where unrolling is of no use
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
+#endif
 
 extern const struct kernel kernel_c;
 #if defined(__x86_64__)

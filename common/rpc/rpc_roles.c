@@ -51,10 +51,7 @@ int rpc_roles_read(const struct conf_list *from, struct rpc_roles_map *ret)
 
 unsigned rpc_roles_of_name(const struct rpc_roles_map *map, const char *name, size_t len)
 {
-    const size_t n = strlen(SCHEME);
     unsigned roles = 0;
-    if (len > n && memcmp(name, SCHEME, n) == 0)
-        roles = role_of(name + n, len - n);
     for (unsigned i = 0; i < map->n; i++) {
         if (map->v[i].len == len && memcmp(map->v[i].name, name, len) == 0)
             roles |= map->v[i].roles;
@@ -62,17 +59,33 @@ unsigned rpc_roles_of_name(const struct rpc_roles_map *map, const char *name, si
     return roles;
 }
 
+unsigned rpc_roles_of_uri(const struct rpc_roles_map *map, const char *uri, size_t len)
+{
+    const size_t n = strlen(SCHEME);
+    unsigned roles = rpc_roles_of_name(map, uri, len);
+    if (len > n && memcmp(uri, SCHEME, n) == 0)
+        roles |= role_of(uri + n, len - n);
+    return roles;
+}
+
 unsigned rpc_roles_of_peer(const struct rpc_roles_map *map, grpc_call *call)
 {
-    static const char *const properties[] = {
-        GRPC_PEER_URI_PROPERTY_NAME, GRPC_PEER_DNS_PROPERTY_NAME, GRPC_X509_CN_PROPERTY_NAME};
+    /* GRPC_X509_SAN_PROPERTY_NAME is left out: it mixes the SANs of all types. */
+    static const struct {
+        const char *property;
+        unsigned (*roles)(const struct rpc_roles_map *map, const char *name, size_t len);
+    } sources[] = {
+        {GRPC_PEER_URI_PROPERTY_NAME, rpc_roles_of_uri},
+        {GRPC_PEER_DNS_PROPERTY_NAME, rpc_roles_of_name},
+        {GRPC_X509_CN_PROPERTY_NAME, rpc_roles_of_name},
+    };
     grpc_auth_context *ctx = grpc_call_auth_context(call);
     unsigned roles = 0;
-    for (size_t i = 0; ctx && i < ARRAY_LEN(properties); i++) {
+    for (size_t i = 0; ctx && i < ARRAY_LEN(sources); i++) {
         grpc_auth_property_iterator it =
-            grpc_auth_context_find_properties_by_name(ctx, properties[i]);
+            grpc_auth_context_find_properties_by_name(ctx, sources[i].property);
         for (const grpc_auth_property *p; (p = grpc_auth_property_iterator_next(&it));)
-            roles |= rpc_roles_of_name(map, p->value, p->value_length);
+            roles |= sources[i].roles(map, p->value, p->value_length);
     }
     grpc_auth_context_release(ctx);
     return roles;

@@ -1,7 +1,7 @@
 /* rpc_roles.h - which roles a client of a server has.
  *
- * - TLS: the roles of its certificate. These are each SAN URI `tandem://ROLE`, and each name in
- *   `tls_roles`.
+ * - TLS: the roles of its certificate. Each URI SAN `tandem://ROLE` gives one, and so does each URI
+ *   SAN, DNS SAN or CN in `tls_roles`. A DNS SAN or CN with the text `tandem://ROLE` gives none.
  * - The admin socket (unix): operator.
  * - Another unix socket: own_role of rpc_server_options, if the peer is the user that the service
  *   runs as, or root. Other users: client.
@@ -11,7 +11,8 @@
  * proposer. A method that does not name one of the roles is refused (rpc_method.roles).
  *
  * A service refuses to start with TCP without TLS if other machines can reach the address. It also
- * refuses if it has no method for clients. `insecure_listen` permits both.
+ * refuses such TCP on loopback addresses if it has no method for clients. `insecure_listen` permits
+ * both.
  *
  * Threads: any. */
 #pragma once
@@ -33,7 +34,7 @@ struct rpc_roles_settings {
      .value = &(r).tls_roles,                                                                      \
      .max = CONF_LIST_MAX,                                                                         \
      .help =                                                                                       \
-         "roles of certificates without a SAN tandem://ROLE, each NAME=ROLE; NAME: a SAN (DNS "    \
+         "roles of certificates without a URI tandem://ROLE, each NAME=ROLE; NAME: a SAN (DNS "    \
          "or URI) or the CN, exactly; ROLE: client, gateway, verifier, proposer or operator"},     \
         {.name = "admin_listen",                                                                   \
          .kind = CONF_TEXT,                                                                        \
@@ -43,8 +44,9 @@ struct rpc_roles_settings {
     {                                                                                              \
         .name = "insecure_listen", .kind = CONF_BOOL, .value = &(r).insecure_listen,               \
         .fallback = "false",                                                                       \
-        .help = "permit TCP without TLS on addresses that other machines can reach; who connects " \
-                "over TCP without TLS then counts as a usual peer of this service"                 \
+        .help = "permit TCP without TLS on addresses that other machines can reach, and for a "    \
+                "proposer on loopback addresses; clients that connect over TCP without TLS then "  \
+                "count as usual peers: at a verifier as gateways, at a proposer as verifiers"      \
     }
 
 /* Names of certificates with their roles, parsed from `tls_roles`. */
@@ -59,8 +61,10 @@ struct rpc_roles_map {
 
 /* from: NULL for none; it must outlive the map. -EINVAL: an entry is not NAME=ROLE. */
 int rpc_roles_read(const struct conf_list *from, struct rpc_roles_map *ret);
-/* The roles that a name of a certificate gives: of "tandem://gateway", and of the map. */
+/* The roles that a DNS SAN or the CN of a certificate gives: those of the map. */
 unsigned rpc_roles_of_name(const struct rpc_roles_map *map, const char *name, size_t len);
+/* The roles that a URI SAN gives: the role of "tandem://gateway", and those of the map. */
+unsigned rpc_roles_of_uri(const struct rpc_roles_map *map, const char *uri, size_t len);
 
 /* "client", "gateway or operator", "none". */
 #define RPC_ROLES_TEXT_MAX 64

@@ -21,7 +21,7 @@ struct rpc_service;
 struct rpc_service_options {
     const char *name;               // "tandem.v1.Verifier", for health and reflection
     const char *instance;           // name in metrics; NULL or "": host and first address
-    const struct conf_list *listen; // "host:port", or "unix:/path" (ignored if sockets are passed)
+    const struct conf_list *listen; // "host:port"; "unix:/path", ignored if sockets are passed
     const struct rpc_roles_settings *access; // NULL: the defaults
     unsigned stats_roles;                    // RPC_ROLE_*: who may call GetStats
     struct rpc_server_options server;        // tls_roles and insecure come from access

@@ -1,9 +1,10 @@
 /* bad_keys.h - wrong API keys: pauses for the addresses that send them, and a summary for the log.
  *
- * After BAD_KEYS_FREE wrong keys from one address, each further one begins a pause: 1 s, then twice
- * the pause before, at most BAD_KEYS_MAX_PAUSE_S. Wrong keys during the pause get 429 instead of
- * 401. A right key is never looked up here, so it works from the same address. An address is
- * forgotten after BAD_KEYS_FORGET_S without wrong keys.
+ * The wrong key number BAD_KEYS_FREE from one address begins a pause of 1 s. It still gets 401. The
+ * first wrong key after a pause begins the next one, which is twice as long, and at most
+ * BAD_KEYS_MAX_PAUSE_S. Wrong keys during a pause get 429 and do not count. A right key is never
+ * looked up here, so it works from the same address. An address is forgotten after
+ * BAD_KEYS_FORGET_S without wrong keys.
  *
  * The table has a fixed size. If a set of it is full, the address with the oldest wrong key is
  * forgotten. Addresses of one address_site() are the same client.

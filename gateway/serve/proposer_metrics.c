@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
+#include "base/metrics.h"
 
 #define LINE_MAX_BYTES 128
 
@@ -104,18 +105,19 @@ static void take_line(char *line, struct samples *all)
 
 static void write_histogram(const struct family *f, const struct samples *s, struct buf *to)
 {
-    char bound[32];
-    for (unsigned i = 0; i < s->n_buckets; i++) {
-        snprintf(bound, sizeof(bound), isinf(s->buckets[i].le) ? "+Inf" : "%.9g", s->buckets[i].le);
-        buf_printf(to, "%s_bucket{le=\"%s\"} %.17g\n", f->name, bound, s->buckets[i].count);
-    }
-    buf_printf(to, "%s_sum %.17g\n%s_count %.17g\n", f->name, s->sum, f->name, s->count);
+    char le[METRICS_NUMBER_MAX], value[METRICS_NUMBER_MAX];
+    for (unsigned i = 0; i < s->n_buckets; i++)
+        buf_printf(to, "%s_bucket{le=\"%s\"} %s\n", f->name, metrics_number(s->buckets[i].le, le),
+                   metrics_number(s->buckets[i].count, value));
+    buf_printf(to, "%s_sum %s\n", f->name, metrics_number(s->sum, value));
+    buf_printf(to, "%s_count %s\n", f->name, metrics_number(s->count, value));
 }
 
 static void write_family(const struct family *f, const struct samples *s, struct buf *to)
 {
-    bool whole =
-        s->has_sum && s->has_count && s->n_buckets && isinf(s->buckets[s->n_buckets - 1].le);
+    char value[METRICS_NUMBER_MAX];
+    bool whole = s->has_sum && s->has_count && s->n_buckets &&
+                 s->buckets[s->n_buckets - 1].le == (double)INFINITY;
     if (!s->has_value && !whole)
         return;
     if (f->help)
@@ -123,7 +125,7 @@ static void write_family(const struct family *f, const struct samples *s, struct
     if (whole)
         write_histogram(f, s, to);
     else
-        buf_printf(to, "%s %.17g\n", f->name, s->value);
+        buf_printf(to, "%s %s\n", f->name, metrics_number(s->value, value));
 }
 
 void proposer_metrics_clean(const char *text, size_t len, struct buf *to)

@@ -117,7 +117,8 @@ static const struct checked_call checked_calls[] = {
     {SYS_fcntl, 1, false, F_SETFD},
     {SYS_fcntl, 1, false, F_GETFL},
     {SYS_fcntl, 1, false, F_DUPFD_CLOEXEC},
-    /* The address holds the path only in this program, so Python cannot call it again. */
+    /* For the start of Python. The filter compares the address of the path, never the text. A
+     * hostile script could map this address, and then execute any file that landlock allows. */
     {SYS_execve, 0, false, (uintptr_t)python},
 };
 

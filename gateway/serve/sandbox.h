@@ -15,7 +15,6 @@
 #include <sys/types.h>
 
 enum { SANDBOX_NAMESPACES = 1, SANDBOX_LANDLOCK = 2, SANDBOX_SECCOMP = 4 };
-#define SANDBOX_LAYERS 3
 
 /* Starts `/usr/bin/python3 -I -c script` with an empty environment. fd: a socket, which becomes its
  * descriptors 0 and 1; 2 is /dev/null. *ret_missing: the layers that are refused here.

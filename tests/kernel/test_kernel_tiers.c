@@ -104,7 +104,7 @@ static void check_type(const struct kernel *k, enum kernel_type type, uint32_t n
                        bool extreme)
 {
     struct product p = product_of(type, n_out, n_in, MAX_ROWS, extreme);
-    for (uint32_t m = 1; m <= MAX_ROWS; m++)
+    for (uint32_t m = 1; m <= MAX_ROWS; m += kernel_tiers_step())
         check_rows(&p, k, (MAX_ROWS - m) / 2, m, n_out);
     for (uint32_t cut = 16; cut < n_out; cut += 16)
         for (uint32_t m = 1; m <= 9; m += 4)
@@ -118,7 +118,7 @@ static void check_many_rows(const struct kernel *k, enum kernel_type type, uint3
 {
     struct product p = product_of(type, n_out, n_in, MANY_ROWS, false);
     static const uint32_t rows[] = {MANY_ROWS, 512, 270, 257, 256, 250, 129, 96, 81, 65};
-    for (unsigned i = 0; i < ARRAY_LEN(rows); i++)
+    for (unsigned i = 0; i < ARRAY_LEN(rows); i += (kernel_tiers_step() + 1) / 2)
         check_rows(&p, k, MANY_ROWS - rows[i], rows[i], 32);
     product_done(&p);
 }

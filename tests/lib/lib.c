@@ -10,6 +10,11 @@ uint64_t lib_amount(uint64_t little, uint64_t some, uint64_t much)
     return LIB_SANITIZED ? little : getenv("TANDEM_TEST_LONG") ? much : some;
 }
 
+uint64_t lib_next_call(uint64_t n, uint64_t part)
+{
+    return n + 1 + n / lib_amount(part, part, UINT64_MAX);
+}
+
 const char *lib_shared(const char *path)
 {
     static char full[4096];

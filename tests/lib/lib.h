@@ -21,6 +21,10 @@
  * otherwise `some`. */
 uint64_t lib_amount(uint64_t little, uint64_t some, uint64_t much);
 
+/* The call after the n-th that a test lets fail: in the long suite the next one. Otherwise the
+ * distances grow with n: by one after each `part` calls. */
+uint64_t lib_next_call(uint64_t n, uint64_t part);
+
 /* Ends the running test as skipped: data, a tool or a right is missing here. tools/count.py counts
  * it and takes the reason from the output. A test that returns instead counts as passed. */
 #define lib_skip(...) (print_message("skipped: " __VA_ARGS__), print_message("\n"), skip())

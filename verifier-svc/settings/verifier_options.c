@@ -18,7 +18,8 @@ static const struct conf_option table[] = {
      .value = &parsed.listen,
      .fallback = "unix:/run/tandem/verifier.sock",
      .max = RPC_LISTEN_MAX,
-     .help = "addresses: HOST:PORT, or unix:/path (ignored when sockets are passed)"},
+     .help = "addresses: HOST:PORT, or unix:/path; sockets that the service manager passes replace "
+             "the unix paths and leave the others"},
     RPC_TLS_OPTIONS(parsed.tls),
     RPC_ROLES_OPTIONS(parsed.access),
     {.name = "model",

@@ -1,7 +1,19 @@
 /* kernel_tiers.c - the tiers of kernels that a test compares. */
 #include "lib/rigs/kernel_tiers.h"
 #include <stdio.h>
+#include <string.h>
 #include "lib/lib.h"
+
+/* Programs *_emulated have the tiers above AVX2. */
+static const char *instead(const char *tier)
+{
+#ifdef TEST_EMULATED
+    if (strcmp(tier, "avx2") && kernel_tier("avx2"))
+        return "; tests *_emulated run its code as plain C";
+#endif
+    (void)tier;
+    return "";
+}
 
 unsigned kernel_tiers_here(const struct kernel *ret[KERNEL_TIERS_MAX])
 {
@@ -13,7 +25,7 @@ unsigned kernel_tiers_here(const struct kernel *ret[KERNEL_TIERS_MAX])
         if (k)
             ret[n++] = k;
         else if (!printed)
-            printf("skipped: this CPU does not support %s\n", names[i]);
+            printf("skipped: this CPU does not support %s%s\n", names[i], instead(names[i]));
     }
     printed = true;
     return n;
@@ -25,4 +37,9 @@ unsigned kernel_tiers_to_compare(const struct kernel *ret[KERNEL_TIERS_MAX])
     if (n < 2)
         lib_skip("this CPU supports no tier but C");
     return n;
+}
+
+unsigned kernel_tiers_step(void)
+{
+    return 1;
 }

@@ -54,31 +54,33 @@ class Command(unittest.TestCase):
         openssl("verify", "-x509_strict", "-CAfile", self.path("ca.pem"), "-purpose", purpose, self.path(name + ".pem"))
 
     def test_each_role_gets_a_certificate_of_the_authority(self):
-        self.certs("gateway", "verifier=v.example.org,10.0.0.2,::1", "proposer.a=p.example.org", "operator")
+        self.certs("gateway", "verifier=v.example.org,10.0.0.2,::1", "proposer.a=p.example.org", "operator", "client.app")
         self.assertEqual(self.names("gateway"), ["URI:tandem://gateway"])
         self.assertEqual(self.names("verifier"), ["URI:tandem://verifier", "DNS:v.example.org", "IP Address:10.0.0.2",
                                                   "IP Address:0:0:0:0:0:0:0:1"])
         self.assertEqual(self.names("proposer.a"), ["URI:tandem://proposer", "DNS:p.example.org"])
         self.assertEqual(self.names("operator"), ["URI:tandem://operator"])
-        for name in ["gateway", "verifier", "operator"]:
+        self.assertEqual(self.names("client.app"), ["URI:tandem://client"])
+        for name in ["gateway", "verifier", "operator", "client.app"]:
             self.check(name, "sslclient")
         for name in ["verifier", "proposer.a"]:
             self.check(name, "sslserver")
         for name, purpose in [("proposer.a", "sslclient"), ("gateway", "sslserver")]:
-            with self.assertRaises(subprocess.CalledProcessError):
+            with self.assertRaises(subprocess.CalledProcessError) as refused:
                 self.check(name, purpose)
+            self.assertRegex(refused.exception.stderr, "(?i)unsuitable certificate purpose|unsupported certificate purpose")
         for file in os.listdir(self.folder):
             mode = stat.S_IMODE(os.stat(self.path(file)).st_mode)
             self.assertEqual(mode, 0o600 if file.endswith(".key") else 0o644, file)
         self.assertEqual(stat.S_IMODE(os.stat(self.folder).st_mode), 0o700)
 
     def test_a_renewal_keeps_authority_and_hosts(self):
-        self.certs("verifier=v.example.org,10.0.0.2", "proposer.a=p.example.org")
+        self.certs("verifier=v.example.org,10.0.0.2", "proposer.a=p.example.org", "client.app")
         before = {f: content(self.path(f)) for f in os.listdir(self.folder)}
         names = self.names("verifier")
         self.certs()
         self.assertEqual(sorted(os.listdir(self.folder)), sorted(
-            f"{n}.{kind}" for n in ["ca", "gateway", "verifier", "proposer.a", "operator"] for kind in ["key", "pem"]))
+            f"{n}.{kind}" for n in ["ca", "gateway", "verifier", "proposer.a", "operator", "client.app"] for kind in ["key", "pem"]))
         self.assertEqual(self.names("verifier"), names)
         for file, old in before.items():
             self.assertEqual(content(self.path(file)) == old, file.startswith("ca."), file)
@@ -87,8 +89,9 @@ class Command(unittest.TestCase):
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertEqual(self.names("verifier"), ["URI:tandem://verifier", "DNS:w.example.org"])
         openssl("x509", "-in", self.path("verifier.pem"), "-noout", "-checkend", str(4 * 86400))
-        with self.assertRaises(subprocess.CalledProcessError):
+        with self.assertRaises(subprocess.CalledProcessError) as ends:
             openssl("x509", "-in", self.path("verifier.pem"), "-noout", "-checkend", str(6 * 86400))
+        self.assertIn("Certificate will expire", ends.exception.stdout)
 
     def test_wrong_arguments_write_nothing(self):
         for args in [["c", "boss"], ["c", "verifier="], ["c", "verifier=a b"], ["c", "verifier=a,URI:tandem://operator"],
@@ -176,7 +179,9 @@ class ThreeHosts(unittest.TestCase):
         cls.folder = tempfile.mkdtemp(prefix="tandem-hosts-")
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         with open(os.path.join(ROOT, "docs", "operating.md"), encoding="utf-8") as f:
-            cls.text = re.search(r"^### Three hosts, start to end\n(.*?)^#", f.read(), re.M | re.S)[1]
+            manual = f.read()
+        cls.text = re.search(r"^### Three hosts, start to end\n(.*?)^#", manual, re.M | re.S)[1]
+        cls.operators = re.search(r"^### Operators of several hosts\n(.*?)^#", manual, re.M | re.S)[1]
         flags = ["-m", "-n"] if os.geteuid() == 0 else ["-U", "-r", "-m", "-n"]
         try:
             cls.lab = cls.host([], flags)
@@ -302,6 +307,15 @@ class ThreeHosts(unittest.TestCase):
                 self.assertGreater(drafted, 0, answer)
                 return answer["choices"][0]["text"]
 
+    def check_operators(self):
+        """The calls of the next section, from the verifier's host, which reaches all services. call_tool stands in for grpcurl."""
+        calls = re.findall(r"^    grpcurl -cacert (\S+) -cert (\S+) -key (\S+) .*?(\S+:\d+) (\S+)$", self.operators, re.M)
+        self.assertEqual(len(calls), 3)
+        for ca, cert, key, target, method in calls:
+            files = [os.path.join(self.folder, file) for file in [cert, key, ca]]
+            said = self.hosts["verifier"].run(os.path.join(BIN, "tests", "call_tool"), f"dns:///{target}", *files, f"/{method}")
+            self.assertEqual(said.split()[:2], [f"/{method}", "OK"], said)
+
     def test_the_section_as_written(self):
         first, renewal = self.commands("./tandem")
         self.create(first)
@@ -314,8 +328,10 @@ class ThreeHosts(unittest.TestCase):
         self.wait("verifier", "proposer connected")
         self.wait("gateway", "verifier ready")
         text = self.ask()
-        with self.assertRaises(AssertionError):  # the gateway's host has no way to the proposer's
-            self.hosts["gateway"].run("curl", "-s", "--max-time", "2", "http://proposer.example.org:50052/")
+        self.check_operators()
+        with self.assertRaisesRegex(AssertionError, "(?i)could not connect|failed to connect|couldn't connect|unreachable"):
+            # The gateway's host has no way to the proposer's.
+            self.hosts["gateway"].run("curl", "-sS", "--max-time", "2", "http://proposer.example.org:50052/")
         self.create(renewal)
         self.copy()
         for host in HOSTS:

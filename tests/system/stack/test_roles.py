@@ -27,6 +27,11 @@ class Roles(Folder):
         super().setUpClass()
         cls.certs = {role: cls.ours.sign(str(role), role=role) for role in AT_VERIFIER}
         cls.certs["mapped"] = cls.ours.sign("mapped", host="DNS:ops.example.org")
+        cls.certs["mapped-cn"] = cls.ours.sign("mapped-cn", subject="ops")
+        cls.certs["mapped-uri"] = cls.ours.sign("mapped-uri", host="URI:urn:ops")
+        cls.certs["dns"] = cls.ours.sign("dns", host="DNS:tandem://operator")
+        cls.certs["cn"] = cls.ours.sign("cn", subject=r"tandem:\/\/operator")
+        cls.certs["email"] = cls.ours.sign("email", host="email:tandem://operator")
 
         def tls(role):
             cert, key = cls.certs[role]
@@ -38,7 +43,7 @@ class Roles(Folder):
         cls.proposer_port = proposer.wait(r"listening .*port=(\d+)").group(1)
         cls.verifier = cls.service("verifier-svc", "--listen", f"127.0.0.1:0,unix:{cls.path('verifier.sock')}", "--model", MODEL,
                                    "--admin-listen", f"unix:{cls.path('verifier-admin.sock')}", "--tls-roles",
-                                   "ops.example.org=operator", *tls("verifier"))
+                                   "ops.example.org=operator,ops=operator,urn:ops=operator", *tls("verifier"))
         cls.port = cls.verifier.wait(r"listening .*port=(\d+)").group(1)
         cls.verifier.wait("model ready")
 
@@ -69,8 +74,18 @@ class Roles(Folder):
             self.check(f"127.0.0.1:{self.proposer_port}", role, [*DRAFTS, STATS, HEALTH], allowed)
         self.verifier.wait(f"call refused method={SETS} role=proposer from=ipv4:127.0.0.1:")
 
+    def test_only_a_uri_san_states_a_role(self):
+        """Some authorities sign any DNS name or CN that the owner of the key wants."""
+        shown = [subprocess.run(["openssl", "x509", "-in", self.certs[name][0], "-noout", "-text"], check=True, capture_output=True,
+                                text=True).stdout for name in ["dns", "cn", "email"]]
+        for text, part in zip(shown, ["DNS:tandem://operator", "CN = tandem://operator", "email:tandem://operator"]):
+            self.assertIn(part, text)
+        for name in ["dns", "cn", "email"]:
+            self.check(f"127.0.0.1:{self.port}", name, [*GENERATES, STATS, SETS, HEALTH], [], "none")
+
     def test_tls_roles_gives_a_role_to_another_name(self):
-        self.check(f"127.0.0.1:{self.port}", "mapped", [STATS, SETS], [STATS, SETS])
+        for name in ["mapped", "mapped-cn", "mapped-uri"]:
+            self.check(f"127.0.0.1:{self.port}", name, [STATS, SETS], [STATS, SETS])
         self.check(f"127.0.0.1:{self.proposer_port}", "mapped", [STATS], [], "none")
 
     def test_unix_sockets_give_the_role_of_the_socket(self):
@@ -150,12 +165,13 @@ class Roles(Folder):
         self.assertIn("admin_listen: 127.0.0.1:9 is not unix:/path",
                       self.refused("proposer-svc", "--listen", f"unix:{self.path('x.sock')}", "--admin-listen", "127.0.0.1:9"))
 
-    def test_a_plain_client_off_loopback_warns_once(self):
+    def test_a_plain_client_off_loopback_warns_once_per_target(self):
+        """Each name is one connection. The warning for the last target comes after all others."""
+        hosts = ["a=192.0.2.1:7", "b=192.0.2.1:7", "c=unix:/nowhere.sock", "d=127.0.0.1:9", "e=192.0.2.1:7", "f=192.0.2.2:7"]  # RFC 5737
         verifier = self.service("verifier-svc", "--model", MODEL, "--listen", f"unix:{self.path('warns.sock')}",
-                                "--proposers", "192.0.2.1:7,unix:/nowhere.sock,127.0.0.1:9")  # RFC 5737: no machine
-        warning = "connecting without TLS target=192.0.2.1:7"
-        verifier.wait(warning)
-        self.assertEqual(len(re.findall("connecting without TLS", verifier.log_text())), 1)
+                                "--proposers", ",".join(hosts))
+        verifier.wait("connecting without TLS target=192.0.2.2:7")
+        self.assertEqual(re.findall(r"connecting without TLS target=([^:]*:\d*):", verifier.log_text()), ["192.0.2.1:7", "192.0.2.2:7"])
 
 
 if __name__ == "__main__":

@@ -41,10 +41,10 @@ class Certificates:
     def openssl(self, *args):
         subprocess.run(["openssl", *args], check=True, capture_output=True)
 
-    def sign(self, name, host="DNS:localhost", role=None):
-        """Certificate and key of a service, on this machine unless another host is named; with this role."""
+    def sign(self, name, host="DNS:localhost", role=None, subject=None):
+        """Certificate and key of a service, on this machine unless another host is named; with this role. subject: its CN."""
         request = self.path(name, "csr")
-        self.openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
+        self.openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={subject or name}",
                      "-addext", f"subjectAltName=IP:127.0.0.1,{host}" + (f",URI:tandem://{role}" if role else ""), "-keyout", self.path(name, "key"), "-out", request)
         self.openssl("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", self.path("", "key"), "-CAcreateserial",
                      "-days", "2", "-copy_extensions", "copy", "-out", self.path(name, "pem"))

@@ -494,8 +494,8 @@ static void every_file_operation_may_fail(void **state)
     static const int errors[] = {SQLITE_IOERR, SQLITE_FULL, SQLITE_CORRUPT};
     faulty_vfs_fail(0, 0, 0);
     assert_int_equal(use_store(), 0);
-    uint64_t n_calls = faulty_vfs_calls(), part = lib_amount(6, 6, 40);
-    for (uint64_t n = 1; n <= n_calls; n += 1 + n / part) {
+    const uint64_t n_calls = faulty_vfs_calls();
+    for (uint64_t n = 1; n <= n_calls; n = lib_next_call(n, 6)) {
         for (int how = 0; how < 6; how++) {
             faulty_vfs_fail(n, errors[how / 2], how % 2);
             use_store();
@@ -510,7 +510,7 @@ static void every_allocation_may_fail(void **state)
 {
     (void)state;
     assert_int_equal(use_store(), 0);
-    for (uint64_t n = 1, part = lib_amount(10, 20, 50);; n += 1 + n / part) {
+    for (uint64_t n = 1;; n = lib_next_call(n, LIB_SANITIZED ? 10 : 20)) {
         failing_at(n);
         use_store();
         bool failed = failing_has_failed();

@@ -92,9 +92,9 @@ static void a_number_that_is_used_again_is_left_alone(void **state)
     struct connections *s = listening(lose, &at);
     int fd = connect_to(&at), other[3][2];
     await_close(fd);
+    connections_stop(s);
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, other[i]), 0);
-    connections_stop(s);
     connections_unlisten(s);
     connections_end(s, 20000000);
     assert_int_equal(connections_n_open(s), 0);

@@ -72,6 +72,24 @@ static void other_series_and_malformed_lines_do_not(void **state)
     }
 }
 
+/* A histogram of the rounds' seconds: buckets, then sum and count. */
+#define BUCKET(le) "tandem_drafter_round_seconds_bucket{le=\"" le "\"} 1\n"
+#define SUMS "tandem_drafter_round_seconds_sum 0.1\ntandem_drafter_round_seconds_count 1\n"
+
+static void numbers_keep_all_their_digits(void **state)
+{
+    (void)state;
+    static const char *const same[] = {
+        BUCKET("0.1") BUCKET("0.1000000001") BUCKET("+Inf") SUMS,
+        BUCKET("0.10000000000000002") BUCKET("0.10000000000000003") BUCKET("+Inf") SUMS,
+        BUCKET("-Inf") BUCKET("1e+300") BUCKET("+Inf") SUMS,
+        "process_cpu_seconds_total 12345678901.25\n",
+    };
+    for (size_t i = 0; i < ARRAY_LEN(same); i++)
+        cleaned(same[i], same[i], true);
+    cleaned(BUCKET("-Inf") SUMS, "_bucket", false); // without +Inf it is no histogram
+}
+
 static void repeated_series_come_once(void **state)
 {
     (void)state;
@@ -100,6 +118,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(its_own_series_pass),
         cmocka_unit_test(other_series_and_malformed_lines_do_not),
+        cmocka_unit_test(numbers_keep_all_their_digits),
         cmocka_unit_test(repeated_series_come_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,12 +10,12 @@
 #include "lib/rigs/rpc_rig.h"
 #include "rpc/rpc_roles.h"
 
-static unsigned role_of(const struct rpc_roles_map *map, const char *name)
+static unsigned role_of(const struct rpc_roles_map *map, const char *uri)
 {
-    return rpc_roles_of_name(map, name, strlen(name));
+    return rpc_roles_of_uri(map, uri, strlen(uri));
 }
 
-static void a_name_gives_the_roles_that_it_states_exactly(void **state)
+static void a_uri_gives_the_role_that_it_states_exactly(void **state)
 {
     (void)state;
     struct rpc_roles_map map;
@@ -31,7 +31,17 @@ static void a_name_gives_the_roles_that_it_states_exactly(void **state)
                                          "tandem://o"};
     for (size_t i = 0; i < ARRAY_LEN(others); i++)
         assert_int_equal(role_of(&map, others[i]), 0);
-    assert_int_equal(rpc_roles_of_name(&map, "tandem://operator\0.example", 26), 0);
+    assert_int_equal(rpc_roles_of_uri(&map, "tandem://operator\0.example", 26), 0);
+}
+
+static void a_dns_name_or_cn_gives_only_the_roles_of_tls_roles(void **state)
+{
+    (void)state;
+    struct rpc_roles_map map;
+    struct conf_list list = {.n = 1, .v = {"g1=gateway"}};
+    assert_int_equal(rpc_roles_read(&list, &map), 0);
+    assert_int_equal(rpc_roles_of_name(&map, "tandem://operator", 17), 0);
+    assert_int_equal(rpc_roles_of_name(&map, "g1", 2), RPC_ROLE_GATEWAY);
 }
 
 static void tls_roles_adds_roles_to_names(void **state)
@@ -114,7 +124,8 @@ static void only_a_unix_socket_may_be_for_operators(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_name_gives_the_roles_that_it_states_exactly),
+        cmocka_unit_test(a_uri_gives_the_role_that_it_states_exactly),
+        cmocka_unit_test(a_dns_name_or_cn_gives_only_the_roles_of_tls_roles),
         cmocka_unit_test(tls_roles_adds_roles_to_names),
         cmocka_unit_test(the_own_user_is_told_from_others),
         cmocka_unit_test(only_a_unix_socket_may_be_for_operators),

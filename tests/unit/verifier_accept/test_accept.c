@@ -303,7 +303,7 @@ static void the_distribution_is_the_targets_for_every_proposer(void **state)
 {
     (void)state;
     const enum proposer kinds[] = {POINT, COUPLED, RANDOM_TREE};
-    uint64_t n = lib_amount(50000, 150000, 10000000);
+    uint64_t n = lib_amount(50000, 1000000, 10000000);
     for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
         double x = chi2_of(kinds[i], n);
         if (x > CHI_SQUARE_MAX)

@@ -73,6 +73,9 @@ int __wrap_pthread_join(pthread_t thread, void **ret)
     return __real_pthread_join(thread, ret);
 }
 
+#define N_VOCAB 4096 // of the model
+#define BUDGET_MS 50 // for drafts
+
 /* ---- how the engine's thread sleeps, and a disk that works for as long as a test wants ---- */
 
 void *__real_queue_pop(struct queue *q, int64_t wait_us);
@@ -92,6 +95,27 @@ static _Atomic int64_t sleep_us;      // of the last one
 static atomic_uint n_taken;           // fetches that the engine is done with
 static atomic_bool hold_reads, in_read, hold_writes, in_write;
 
+void __real_round_run(struct engine *e);
+void __wrap_round_run(struct engine *e);
+
+/* How long the engine has slept since the last round, and the most before any round. Of a sleep,
+ * only the time that the engine asked for counts. So a machine that wakes the thread late changes
+ * nothing. */
+static int64_t slept_us, longest_us;
+
+static void count_sleep(int64_t asked_us, int64_t begun_us)
+{
+    const int64_t us = clock_us() - begun_us;
+    slept_us = asked_us < 0 ? 0 : slept_us + (us < asked_us ? us : asked_us); // < 0: no work
+}
+
+void __wrap_round_run(struct engine *e)
+{
+    longest_us = slept_us > longest_us ? slept_us : longest_us;
+    slept_us = 0;
+    __real_round_run(e);
+}
+
 void *__wrap_queue_pop(struct queue *q, int64_t wait_us)
 {
     if (q == atomic_load(&watched_inbox)) {
@@ -100,7 +124,11 @@ void *__wrap_queue_pop(struct queue *q, int64_t wait_us)
             atomic_store(&sleep_us, wait_us);
         atomic_fetch_add(&n_sleeps, wait_us != 0);
     }
-    return __real_queue_pop(q, wait_us);
+    const int64_t begun_us = clock_us();
+    void *item = __real_queue_pop(q, wait_us);
+    if (wait_us && q == atomic_load(&watched_inbox))
+        count_sleep(wait_us, begun_us);
+    return item;
 }
 
 static void wait_while(atomic_bool *held, atomic_bool *ret_in)
@@ -180,7 +208,7 @@ static struct verifier_options options = {.model = SOURCE_DIR "/models/tales-1m-
                                           .kv_disk = ""};
 
 /* Many different tokens, text that is held back often, and all that a token can carry. */
-static struct request *request_of(struct engine *e)
+static struct request *request_of(struct engine *e, const char *rule)
 {
     ProtobufCBinaryData stops[] = {{6, (uint8_t *)" a b c"}, {4, (uint8_t *)". \n\n"}};
     Tandem__V1__Sampling sampling = TANDEM__V1__SAMPLING__INIT;
@@ -200,6 +228,11 @@ static struct request *request_of(struct engine *e)
     msg.stop = stops;
     msg.n_stop = ARRAY_LEN(stops);
     msg.n = N_CHOICES;
+    Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
+    if (rule) {
+        speculative.rule = (ProtobufCBinaryData){strlen(rule), (uint8_t *)(uintptr_t)rule};
+        msg.speculative = &speculative;
+    }
     const struct loaded_model *m = engine_loaded_model(e);
     struct request_limits limits = {m->tok, m->name, m->run.context, 4, m->fingerprint};
     struct request *r;
@@ -211,7 +244,7 @@ static struct request *request_of(struct engine *e)
 /* Runs a request, and counts from the first tokens on. */
 static void decode_without_allocating(struct engine *e)
 {
-    struct request *r = request_of(e);
+    struct request *r = request_of(e, NULL);
     unsigned n_tokens[N_CHOICES] = {0}, at_start = 0;
     watched = e->thread;
     atomic_store(&n_allocations, 0);
@@ -255,27 +288,93 @@ static void await_proposer(struct engine *e)
     }
 }
 
-static void rounds_that_request_drafts_allocate_nothing(void **state)
+struct proposer_folder {
+    char folder[40], path[PROPOSER_PATH_MAX];
+};
+
+/* Engines that are started later request drafts from a proposer at this path. */
+static void propose_from(struct proposer_folder *f)
 {
-    (void)state;
-    char folder[] = "/tmp/tandem-test-engine-XXXXXX", path[PROPOSER_PATH_MAX], target[128];
-    assert_non_null(mkdtemp(folder));
-    snprintf(path, sizeof(path), "%s/p.sock", folder);
-    snprintf(target, sizeof(target), "unix:%s", path);
+    char target[128];
+    strcpy(f->folder, "/tmp/tandem-test-engine-XXXXXX");
+    assert_non_null(mkdtemp(f->folder));
+    snprintf(f->path, sizeof(f->path), "%s/p.sock", f->folder);
+    snprintf(target, sizeof(target), "unix:%s", f->path);
     options.speculation =
         (struct speculation){.on = true, .policy = CONTROL_FIXED, .k = 5, .disable_batch_size = 8};
     assert_int_equal(speculation_add_target(&options.speculation, target, strlen(target)), 0);
-    options.proposer_budget_ms = 50;
+    options.proposer_budget_ms = BUDGET_MS;
+}
+
+/* The proposer has ended, or ends before the process does. */
+static void no_proposers(struct proposer_folder *f)
+{
+    options.speculation = (struct speculation){0};
+    unlink(f->path);
+    assert_int_equal(rmdir(f->folder), 0);
+}
+
+static void rounds_that_request_drafts_allocate_nothing(void **state)
+{
+    (void)state;
+    struct proposer_folder f;
+    propose_from(&f);
+    struct liar *l = liar_start(f.path, LIE_NOTHING, N_VOCAB);
     AUTO(engine_free) struct engine *e = engine_client_start(&options, &stats);
-    struct liar *l = liar_start(path, LIE_NOTHING, tok_n_vocab(engine_loaded_model(e)->tok));
     await_proposer(e);
     decode_without_allocating(e);
     assert_true(liar_n_rounds(l) > 0); // in time or not: two sequences hardly wait for a draft
     engine_stop(e);
     liar_stop(l);
     assert_string_equal(stats.proposers[0].name, "liar");
-    options.speculation = (struct speculation){0};
-    assert_int_equal(rmdir(folder), 0);
+    no_proposers(&f);
+}
+
+/* ---- deadlines of drafts ---- */
+
+/* Until the request has ended. */
+static void run_request(struct engine *e, const char *rule)
+{
+    struct request *r = request_of(e, rule);
+    assert_int_equal(engine_submit(e, r), 0);
+    for (bool last = false; !last;) {
+        struct event_batch *b = events_next(engine_events(e), -1);
+        for (uint32_t i = 0; b && i < b->n; i++)
+            last = b->v[i].last;
+        if (b)
+            events_return(engine_events(e), b);
+    }
+    request_drop(r); // the engine's hold
+    request_drop(r);
+}
+
+static void check_deadline(enum lie lie, const char *rule)
+{
+    struct proposer_folder f;
+    propose_from(&f);
+    AUTO(liar_stop) struct liar *l = liar_start(f.path, lie, N_VOCAB);
+    AUTO(engine_free) struct engine *e = engine_client_start(&options, &stats);
+    await_proposer(e);
+    longest_us = slept_us = 0;
+    atomic_store(&watched_inbox, e->inbox);
+    for (unsigned i = 0; i < 3; i++)
+        run_request(e, rule);
+    atomic_store(&watched_inbox, NULL);
+    engine_stop(e);
+    print_message("%s, %s: longest wait %.1f ms\n", lie_name(lie), rule, (double)longest_us / 1e3);
+    assert_true(liar_n_rounds(l) > 0);
+    assert_in_range(longest_us, 1, BUDGET_MS * 1000);
+    no_proposers(&f);
+}
+
+static void no_round_begins_later_than_its_deadline(void **state)
+{
+    (void)state;
+    check_deadline(LIE_NOTHING, "own-draw");
+    check_deadline(LIE_LATE, "own-draw");
+    check_deadline(LIE_SILENT, "own-draw");
+    check_deadline(LIE_DRAWN_LATE, "rejection");
+    check_deadline(LIE_SILENT, "rejection");
 }
 
 /* ---- giving way and coming back ---- */
@@ -525,6 +624,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_decoding_round_allocates_nothing),
         cmocka_unit_test(rounds_that_request_drafts_allocate_nothing),
+        cmocka_unit_test(no_round_begins_later_than_its_deadline),
         cmocka_unit_test(a_preempted_sequence_reruns_at_most_a_block),
         cmocka_unit_test(the_engine_sleeps_while_a_paused_sequence_is_restored),
         cmocka_unit_test(an_idle_engine_counts_blocks_written_to_disk),
