@@ -84,6 +84,8 @@ static int keep_usage(const struct gateway_options *o)
     char state[4096];
     snprintf(state, sizeof(state), "%.*s/usage.sqlite", folder ? (int)strcspn(folder, ":") : 0,
              folder ? folder : "");
+    if (path && !gateway.auth)
+        return fail(-EINVAL, "usage_file is set, but there are no API keys to count: set api_keys");
     if (!path && folder)
         path = state;
     return gateway.auth && path ? usage_keeper_new(gateway.auth, path, &keeper) : 0;

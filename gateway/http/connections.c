@@ -10,10 +10,13 @@
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/log_pace.h"
+#include "base/metrics.h"
 #include "base/rng.h"
 #include "base/svc.h"
 #include "gateway/http/address_counts.h"
@@ -32,6 +35,7 @@
 
 struct connection {
     int fd;
+    ino_t socket;             // of fd, whose number another file may have later
     struct MHD_Connection *c; // NULL: accepted, but not open yet
     struct address peer;
     bool is_proxied;             // the peer is a trusted proxy
@@ -69,6 +73,9 @@ struct connections {
     unsigned n_active, n_open;     // n_open: accepted ones included
     unsigned n_reserved, n_ending; // parts of n_open
     struct address_counts counts;
+
+    struct metric *refused;
+    struct log_pace refusals;
 };
 
 /* ---- open connections ---- */
@@ -81,26 +88,6 @@ static void drop_count(struct connections *s, struct connection *k)
     else if (k->count)
         k->count->n--;
     address_counts_drop(&s->counts, TAKE(k->count));
-}
-
-/* With the lock. NULL: no memory. */
-static struct connection *add_connection(struct connections *s, int fd, const struct address *peer)
-{
-    struct connection *k = calloc(1, sizeof(*k));
-    if (!k)
-        return NULL;
-    k->fd = fd;
-    k->peer = *peer;
-    k->is_proxied = address_in(peer, s->o.trusted, s->o.n_trusted);
-    k->since_us = clock_us();
-    k->next = s->all;
-    if (k->next)
-        k->next->prev = k;
-    s->all = k;
-    s->n_open++;
-    if ((size_t)fd < s->n_by_fd)
-        s->by_fd[fd] = k;
-    return k;
 }
 
 /* With the lock. */
@@ -120,6 +107,44 @@ static void remove_connection(struct connections *s, struct connection *k)
     if ((size_t)k->fd < s->n_by_fd)
         s->by_fd[k->fd] = NULL;
     free(k);
+}
+
+/* Identifies the socket that a descriptor refers to; 0: the descriptor is closed. */
+static ino_t socket_of(int fd)
+{
+    struct stat st;
+    return fstat(fd, &st) == 0 && S_ISSOCK(st.st_mode) ? st.st_ino : 0;
+}
+
+/* libmicrohttpd says nothing when it has no memory to open an accepted connection, and closes it.
+ * Its record would then hold a place for ever. */
+static bool was_never_opened(const struct connection *k)
+{
+    return !k->c && socket_of(k->fd) != k->socket;
+}
+
+/* With the lock. NULL: no memory. */
+static struct connection *add_connection(struct connections *s, int fd, const struct address *peer)
+{
+    struct connection *before = (size_t)fd < s->n_by_fd ? s->by_fd[fd] : NULL;
+    if (before) // its socket was closed, since its number is used again
+        remove_connection(s, before);
+    struct connection *k = calloc(1, sizeof(*k));
+    if (!k)
+        return NULL;
+    k->fd = fd;
+    k->socket = socket_of(fd);
+    k->peer = *peer;
+    k->is_proxied = address_in(peer, s->o.trusted, s->o.n_trusted);
+    k->since_us = clock_us();
+    k->next = s->all;
+    if (k->next)
+        k->next->prev = k;
+    s->all = k;
+    s->n_open++;
+    if ((size_t)fd < s->n_by_fd)
+        s->by_fd[fd] = k;
+    return k;
 }
 
 struct connection *connections_open(struct connections *s, int fd, struct MHD_Connection *c)
@@ -236,8 +261,13 @@ void connections_end(struct connections *s, int64_t timeout_us)
     int64_t until_us = clock_us() + timeout_us;
     pthread_mutex_lock(&s->mu);
     while (s->n_open && clock_us() < until_us) {
-        for (struct connection *k = s->all; k; k = k->next)
-            shutdown(k->fd, SHUT_RDWR);
+        for (struct connection *k = s->all, *next; k; k = next) {
+            next = k->next;
+            if (was_never_opened(k))
+                remove_connection(s, k);
+            else
+                shutdown(k->fd, SHUT_RDWR);
+        }
         struct timespec again = clock_at(clock_us() + END_AGAIN_US);
         pthread_cond_timedwait(&s->none, &s->mu, &again);
     }
@@ -303,6 +333,17 @@ static bool admit_connection(struct connections *s, struct connection *k)
     return true;
 }
 
+static void count_refusal(struct connections *s)
+{
+    metrics_add(s->refused, 1);
+    unsigned n = log_pace_due(&s->refusals, clock_us());
+    if (n)
+        log_warn(
+            "connections refused n=%u: all places and the reserve are in use (max_connections, "
+            "max_connections_per_ip)",
+            n);
+}
+
 /* The connection is known before libmicrohttpd opens it, so a burst is counted, too. */
 static void admit(struct connections *s, int fd, const struct sockaddr *a, socklen_t len)
 {
@@ -315,6 +356,7 @@ static void admit(struct connections *s, int fd, const struct sockaddr *a, sockl
     pthread_mutex_unlock(&s->mu);
     if (!ok) {
         close(fd);
+        count_refusal(s);
     } else if (!s->take(s->user, fd, a, len)) {
         pthread_mutex_lock(&s->mu);
         remove_connection(s, k);
@@ -444,9 +486,11 @@ static void check_connection(struct connections *s, struct connection *k, int64_
     int64_t limit_us = idle ? s->o.idle_us : s->o.request_us;
     if (k->reserve && limit_us > RESERVE_US)
         limit_us = RESERVE_US;
-    if (!k->c)
+    if (was_never_opened(k))
+        remove_connection(s, k);
+    else if (!k->c)
         return; // libmicrohttpd will open it
-    if (k->ending)
+    else if (k->ending)
         close_dead(k);
     else if (k->phase != CONNECTION_ANSWERING && age_us > limit_us)
         time_out(s, k, limit_us);
@@ -497,8 +541,10 @@ static void *watcher_main(void *arg)
         tick_us = now_us;
         listen_again(s);
         pthread_mutex_lock(&s->mu);
-        for (struct connection *k = s->all; k; k = k->next)
+        for (struct connection *k = s->all, *next; k; k = next) {
+            next = k->next;
             check_connection(s, k, now_us);
+        }
         pthread_mutex_unlock(&s->mu);
     }
     svc_asleep();
@@ -533,6 +579,9 @@ int connections_new(const struct http_options *o, struct connections **ret)
     s->listen_fd = -1;
     s->o = *o;
     s->counts.secret = rng_secret();
+    s->refused = metrics_counter(
+        "tandem_gateway_connections_refused_total",
+        "Connections closed without an answer: all places and the reserve were in use.", NULL);
     getrlimit(RLIMIT_NOFILE, &files);
     limit_connections(s, files.rlim_cur);
     s->n_by_fd = files.rlim_cur < (1 << 20) ? files.rlim_cur : 1 << 20;

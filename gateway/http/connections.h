@@ -36,7 +36,7 @@ void connections_free(struct connections *s);
 DEFINE_AUTO(struct connections, connections_free)
 
 /* Accepts connections of the listening socket fd. take() owns each new one.
- * true: connections_open() follows; false: take() has closed it. */
+ * true: connections_open() follows, or the socket is closed; false: take() has closed it. */
 typedef bool connections_accept_fn(void *user, int fd, const struct sockaddr *address,
                                    socklen_t len);
 void connections_listen(struct connections *s, int fd, connections_accept_fn *take, void *user);

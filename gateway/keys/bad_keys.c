@@ -1,9 +1,7 @@
 /* bad_keys.c - wrong API keys: pauses for the addresses that send them. */
 #include "gateway/keys/bad_keys.h"
-#include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
 #include "base/err.h"
@@ -13,17 +11,17 @@
 #define WAYS 8   // addresses of a set
 #define SECOND_US INT64_C(1000000)
 
-struct address {
-    uint8_t bytes[BAD_KEYS_ADDRESS];
-    unsigned n;        // wrong keys, without those of a pause; 0: the entry is free
-    int64_t last_us;   // time of the last wrong key
-    int64_t paused_us; // end of the pause
+struct entry {
+    struct address site; // see address_site()
+    unsigned n;          // wrong keys, without those of a pause; 0: the entry is free
+    int64_t last_us;     // time of the last wrong key
+    int64_t paused_us;   // end of the pause
 };
 
 struct bad_keys {
     pthread_mutex_t mu; // guards the fields below
     uint64_t seed;      // of the hash, so that clients cannot choose their set
-    struct address sets[SETS][WAYS];
+    struct entry sets[SETS][WAYS];
     struct bad_keys_report report;
     int64_t reported_us; // time of the last report; 0: none
 };
@@ -47,28 +45,21 @@ void bad_keys_free(struct bad_keys *b)
     free(b);
 }
 
-static bool is_ipv4(const uint8_t *address)
-{
-    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-    return memcmp(address, mapped, sizeof(mapped)) == 0;
-}
-
 /* With the lock. The entry of this address, or the free or oldest one of its set, emptied. */
-static struct address *entry_of(struct bad_keys *b, const uint8_t *bytes, int64_t now_us)
+static struct entry *entry_of(struct bad_keys *b, const struct address *site, int64_t now_us)
 {
-    struct address *set = b->sets[XXH3_64bits_withSeed(bytes, BAD_KEYS_ADDRESS, b->seed) % SETS];
-    struct address *oldest = set;
+    struct entry *set = b->sets[XXH3_64bits_withSeed(site->ip, sizeof(site->ip), b->seed) % SETS];
+    struct entry *oldest = set;
     for (unsigned i = 0; i < WAYS; i++) {
-        struct address *e = &set[i];
+        struct entry *e = &set[i];
         if (e->n && now_us - e->last_us > BAD_KEYS_FORGET_S * SECOND_US)
-            *e = (struct address){0};
-        if (e->n && memcmp(e->bytes, bytes, BAD_KEYS_ADDRESS) == 0)
+            *e = (struct entry){0};
+        if (e->n && address_equal(&e->site, site))
             return e;
         if (!e->n || (oldest->n && e->last_us < oldest->last_us))
             oldest = e;
     }
-    *oldest = (struct address){0};
-    memcpy(oldest->bytes, bytes, BAD_KEYS_ADDRESS);
+    *oldest = (struct entry){.site = *site};
     return oldest;
 }
 
@@ -79,29 +70,18 @@ static int64_t pause_of(unsigned n)
     return (s < BAD_KEYS_MAX_PAUSE_S ? s : BAD_KEYS_MAX_PAUSE_S) * SECOND_US;
 }
 
-static void write_address(const uint8_t *address, char *to, size_t size)
+unsigned bad_keys_note(struct bad_keys *b, const struct address *client, int64_t now_us)
 {
-    static const uint8_t none[BAD_KEYS_ADDRESS];
-    bool v4 = is_ipv4(address);
-    if (memcmp(address, none, sizeof(none)) == 0)
-        snprintf(to, size, "unix");
-    else if (!inet_ntop(v4 ? AF_INET : AF_INET6, v4 ? address + 12 : address, to, (socklen_t)size))
-        snprintf(to, size, "unknown");
-}
-
-unsigned bad_keys_note(struct bad_keys *b, const uint8_t address[BAD_KEYS_ADDRESS], int64_t now_us)
-{
-    uint8_t network[BAD_KEYS_ADDRESS] = {0};
-    memcpy(network, address, is_ipv4(address) ? BAD_KEYS_ADDRESS : BAD_KEYS_ADDRESS / 2);
+    struct address site = address_site(client);
     pthread_mutex_lock(&b->mu);
-    struct address *e = entry_of(b, network, now_us);
+    struct entry *e = entry_of(b, &site, now_us);
     int64_t left_us = e->paused_us - now_us;
     e->last_us = now_us;
     if (left_us <= 0 && ++e->n >= BAD_KEYS_FREE)
         e->paused_us = now_us + pause_of(e->n);
     b->report.n++;
     b->report.n_paused += left_us > 0;
-    write_address(address, b->report.address, sizeof(b->report.address));
+    address_text(client, b->report.client);
     pthread_mutex_unlock(&b->mu);
     return left_us > 0 ? (unsigned)((left_us + SECOND_US - 1) / SECOND_US) : 0;
 }

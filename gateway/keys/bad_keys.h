@@ -7,7 +7,7 @@
  * BAD_KEYS_FORGET_S without wrong keys.
  *
  * The table has a fixed size. If a set of it is full, the address with the oldest wrong key is
- * forgotten. Of IPv6 addresses only the first 64 bits count: a client has all of the rest.
+ * forgotten. Addresses of one address_site() are the same client.
  *
  * Times are arguments, in microseconds of clock_us().
  *
@@ -16,12 +16,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/mem.h"
+#include "gateway/http/address.h"
 
 #define BAD_KEYS_FREE 10
 #define BAD_KEYS_MAX_PAUSE_S 60
 #define BAD_KEYS_FORGET_S 600
 #define BAD_KEYS_REPORT_S 60
-#define BAD_KEYS_ADDRESS 16 // bytes: IPv6, or IPv4 as ::ffff:a.b.c.d, or zeros for a unix socket
 
 struct bad_keys;
 
@@ -31,11 +31,11 @@ DEFINE_AUTO(struct bad_keys, bad_keys_free)
 
 /* A request has sent a wrong key. 0: to be answered with 401; else with 429, and this is the number
  * of seconds until the pause ends. */
-unsigned bad_keys_note(struct bad_keys *b, const uint8_t address[BAD_KEYS_ADDRESS], int64_t now_us);
+unsigned bad_keys_note(struct bad_keys *b, const struct address *client, int64_t now_us);
 
 struct bad_keys_report {
-    uint64_t n, n_paused; // wrong keys, and how many of them came during a pause
-    char address[64];     // of the last one
+    uint64_t n, n_paused;          // wrong keys, and how many of them came during a pause
+    char client[ADDRESS_TEXT_MAX]; // of the last one
 };
 /* Whether there were wrong keys since the last report. false also if this was less than
  * BAD_KEYS_REPORT_S ago. */

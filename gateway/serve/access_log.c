@@ -4,6 +4,7 @@
 #include <string.h>
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/log_pace.h"
 #include "base/mem.h"
 #include "base/metrics.h"
 
@@ -13,7 +14,7 @@ static const char *const endpoints[] = {[OPENAI_CHAT] = "chat_completions",
 
 static struct {
     struct metric *requests[ARRAY_LEN(endpoints)], *no_key, *backoff, *key_limit, *failed,
-        *cancelled, *retried, *resumed, *first_token_s, *per_token_s, *total_s;
+        *cancelled, *retried, *resumed, *lost_ids, *first_token_s, *per_token_s, *total_s;
 } metrics;
 
 static struct metric *seconds_histogram(const char *name, const char *help)
@@ -52,6 +53,9 @@ void access_log_init(void)
     metrics.resumed = metrics_counter(
         "tandem_gateway_resumed_total",
         "Answers that another verifier, or the same after a restart, continued.", NULL);
+    metrics.lost_ids = metrics_counter(
+        "tandem_gateway_not_resumable_total",
+        "Answers that can no longer be resumed: no memory was left for their token ids.", NULL);
     metrics.first_token_s =
         seconds_histogram("tandem_gateway_time_to_first_token_seconds",
                           "From the first byte of a request to its first token.");
@@ -137,6 +141,17 @@ void access_log_resumed(const struct access_log *c, struct http_request *r, cons
     metrics_add(metrics.resumed, 1);
     log_info("answer resumed on another verifier id=%s%s from=%s to=%s: %s", http_id(r),
              ids_text(c, r).text, from, to, why);
+}
+
+void access_log_lost_ids(void)
+{
+    static struct log_pace pace;
+    metrics_add(metrics.lost_ids, 1);
+    unsigned n = log_pace_due(&pace, clock_us());
+    if (n)
+        log_warn("answers run on but can no longer be resumed n=%u: the memory for requests is "
+                 "full (max_bodies_mib)",
+                 n);
 }
 
 static void observe_seconds(struct metric *m, double seconds, const struct access_log *c)

@@ -37,6 +37,9 @@ void access_log_retried(const struct access_log *c, struct http_request *r, cons
 /* The answer is continued by another verifier, or by the same one after a restart. */
 void access_log_resumed(const struct access_log *c, struct http_request *r, const char *from,
                         const char *to, const char *why);
+/* An answer can no longer be continued: no memory is left for its token ids. Counts it; a warning
+ * says so at most once per minute. */
+void access_log_lost_ids(void);
 /* n tokens of a choice have arrived. */
 void access_log_tokens(struct access_log *c, struct http_request *r, unsigned choice, size_t n);
 /* Writes the log line. model: the answering model, may be empty. status: the HTTP status, also of

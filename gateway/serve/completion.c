@@ -11,6 +11,9 @@
 #include "gateway/upstream/generate_wire.h"
 
 #define ANSWER_MAX (256u << 20) // bytes of an answer without a stream
+/* Bytes of token ids that are charged before a request begins: 16,384 tokens. Few answers are
+ * longer, and 1,024 requests then charge 64 MiB of the 256 MiB by default. */
+#define RESERVED_MAX (64u << 10)
 
 /* ---- begin and end ---- */
 
@@ -213,9 +216,17 @@ static bool on_hold(struct upstream_call *a, size_t bytes)
 {
     struct completion *x = a->user;
     pthread_mutex_lock(&x->answer_mu);
-    bool held = http_hold(x->http, bytes);
+    size_t reserved = bytes < x->reserved ? bytes : x->reserved;
+    bool held = bytes == reserved || http_hold(x->http, bytes - reserved);
+    x->reserved -= held ? reserved : 0;
     pthread_mutex_unlock(&x->answer_mu);
     return held;
+}
+
+static void on_lost_ids(struct upstream_call *a)
+{
+    (void)a;
+    access_log_lost_ids();
 }
 
 static void end_complete(struct completion *x)
@@ -371,8 +382,8 @@ static bool has_same_bits(const struct completion *x)
 
 int completion_prepare(struct completion *x, const struct output_parser_rules *rules)
 {
-    static const struct upstream_call_events events = {on_event, on_retry, on_resume, on_hold,
-                                                       on_done};
+    static const struct upstream_call_events events = {on_event, on_retry,    on_resume,
+                                                       on_hold,  on_lost_ids, on_done};
     const struct openai_request *q = &x->q;
     struct rpc_msg *shared;
     int rc = generate_wire_pack(q, http_id(x->http), x->log.traceparent, &x->model->info->name,
@@ -403,5 +414,34 @@ int completion_prepare(struct completion *x, const struct output_parser_rules *r
     x->max_running = q->max_running;
     x->n_running = 1; // the caller of completion_send()
     pthread_mutex_unlock(&x->mu);
+    return rc;
+}
+
+/* The most tokens of a choice. */
+static uint64_t max_tokens(const struct completion *x)
+{
+    const struct openai_request *q = &x->q;
+    uint64_t context = x->model->info->context_length;
+    uint64_t n = q->max_tokens.set              ? (uint64_t)q->max_tokens.value
+                 : q->kind == OPENAI_COMPLETION ? GENERATE_WIRE_COMPLETION_TOKENS
+                                                : context;
+    return n < context ? n : context;
+}
+
+/* Nothing if answers are not continued. */
+static size_t ids_to_reserve(const struct completion *x)
+{
+    if (x->g->patience.resume_us <= 0 || !x->model->info->continues)
+        return 0;
+    size_t bytes = committed_bytes(max_tokens(x)) * openai_request_choices(&x->q);
+    return bytes < RESERVED_MAX ? bytes : RESERVED_MAX;
+}
+
+int completion_charge(struct completion *x)
+{
+    size_t ids = ids_to_reserve(x);
+    int rc = http_charge(x->http,
+                         openai_request_bytes(&x->q) + openai_reply_kept_bytes(&x->reply) + ids);
+    x->reserved = rc == 0 ? ids : 0;
     return rc;
 }

@@ -48,6 +48,7 @@ struct completion {
     struct access_log log;
     bool streaming;
     const struct upstream_call *failed; // the first call that failed, or NULL
+    size_t reserved;                    // bytes that are charged for token ids, and not used yet
 
     pthread_mutex_t mu;          // guards the fields below
     bool closed;                 // the client has disconnected, or is answered
@@ -72,6 +73,10 @@ struct affinity_prompt *completion_prompt_affinity(const struct completion *x,
                                                    const struct openai_prompt *p);
 /* Prepares the calls of all prompts, after the reply is initialised. -ENOMEM. */
 int completion_prepare(struct completion *x, const struct output_parser_rules *rules);
+/* Charges what the request keeps while it runs: its calls, its reply, and the ids of the tokens
+ * that it may generate. Ids above a limit are charged when they come. After completion_prepare().
+ * Errors are those of http_charge(). */
+int completion_charge(struct completion *x);
 /* Makes calls until max_running of them run. During this function the caller counts as a running
  * call. The thread that reduces the count to 0 answers the request and drops the step's
  * reference. */

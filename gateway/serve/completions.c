@@ -67,9 +67,7 @@ static void send_all(struct completion *x)
     int rc = init_reply(x, &rules);
     rc = rc < 0 ? rc : completion_prepare(x, &rules);
     bool prepared = rc == 0;
-    rc = rc < 0 ? rc
-                : http_charge(x->http,
-                              openai_request_bytes(&x->q) + openai_reply_kept_bytes(&x->reply));
+    rc = rc < 0 ? rc : completion_charge(x);
     if (rc < 0) {
         completion_fail(x, prepared ? answer_charge_status(rc) : 500, fail_text(), "");
         completion_unref(x);

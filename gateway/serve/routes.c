@@ -101,7 +101,7 @@ static int enter(struct gateway *g, struct http_request *r, bool counts,
 /* The seconds of the pause in which the client's address has sent a wrong key; 0: no pause. */
 static unsigned note_bad_key(struct gateway *g, struct http_request *r)
 {
-    return bad_keys_note(g->bad_keys, http_client(r)->ip, clock_us());
+    return bad_keys_note(g->bad_keys, http_client(r), clock_us());
 }
 
 /* Without a valid key the report has only the status. */
@@ -242,6 +242,7 @@ void routes_tick(struct gateway *g)
 {
     struct bad_keys_report bad;
     if (g->bad_keys && bad_keys_report(g->bad_keys, clock_us(), &bad))
-        log_warn("wrong API keys n=%" PRIu64 " paused=%" PRIu64 " last_address=%s", bad.n,
-                 bad.n_paused, bad.address);
+        log_warn("requests had wrong API keys since the last such line n=%" PRIu64
+                 " refused_by_pause=%" PRIu64 " last_client=%s",
+                 bad.n, bad.n_paused, bad.client);
 }

@@ -7,6 +7,19 @@
 
 #define FIRST_CAPACITY 64 // tokens
 
+static size_t capacity_for(size_t capacity, size_t n_tokens)
+{
+    capacity = capacity ? capacity : FIRST_CAPACITY;
+    while (capacity < n_tokens && capacity <= UINT32_MAX)
+        capacity *= 2;
+    return capacity;
+}
+
+size_t committed_bytes(size_t n_tokens)
+{
+    return capacity_for(0, n_tokens) * sizeof(uint32_t);
+}
+
 int committed_init(struct committed *c, unsigned n)
 {
     *c = (struct committed){.choices = calloc(n, sizeof(*c->choices)), .n = n};
@@ -36,9 +49,7 @@ static void lose_ids(struct committed *c)
 static bool grow(struct committed_choice *c, size_t n, bool (*hold)(void *user, size_t bytes),
                  void *user)
 {
-    size_t capacity = c->capacity ? c->capacity : FIRST_CAPACITY;
-    while (capacity < c->n + n)
-        capacity *= 2;
+    size_t capacity = capacity_for(c->capacity, c->n + n);
     if (capacity == c->capacity)
         return true;
     if (capacity > UINT32_MAX || !hold(user, (capacity - c->capacity) * sizeof(*c->ids)))

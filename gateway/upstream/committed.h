@@ -25,6 +25,9 @@ struct committed {
     bool is_partial; // memory ran out: ids are missing, and the call cannot be continued
 };
 
+/* The most bytes that are kept of a choice with this many tokens. */
+size_t committed_bytes(size_t n_tokens);
+
 int committed_init(struct committed *c, unsigned n); // -ENOMEM
 void committed_done(struct committed *c);
 

@@ -259,8 +259,11 @@ static bool take_run(struct upstream_call *a, const Tandem__V1__GenerateEvent *e
     fresh.run = &run;
     if (a->committed.choices[e->choice].finished)
         return true;
+    bool could_continue = can_continue(a);
     if (committed_take(&a->committed, e->choice, &run, hold, a) < 0)
         return false;
+    if (could_continue && a->committed.is_partial)
+        a->events->on_lost_ids(a);
     if (run.n_tokens)
         a->events->on_event(a, &fresh);
     return true;

@@ -30,6 +30,8 @@ struct upstream_call_events {
     void (*on_resume)(struct upstream_call *a, const char *from, const char *to, const char *why);
     /* Whether the call may keep this many more bytes. Called while on_event() is not running. */
     bool (*on_hold)(struct upstream_call *a, size_t bytes);
+    /* No memory is left for the ids of the answer: it runs on and can no longer be continued. */
+    void (*on_lost_ids)(struct upstream_call *a);
     /* The last callback; may come before upstream_call_begin() returns. */
     void (*on_done)(struct upstream_call *a);
 };

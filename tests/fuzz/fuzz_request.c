@@ -12,8 +12,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 static void open_seq(struct seq *s)
 {
     enum seq_end end;
-    if (seq_open(s) == 0 && s->req->continued)
-        continuation_replay(s, &end);
+    uint32_t left = 1; // the first turn replays one token
+    if (seq_open(s) == 0 && s->req->continued && continuation_replay(s, &left, &end) == 0 &&
+        !s->replayed) {
+        left = UINT32_MAX;
+        continuation_replay(s, &left, &end);
+    }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)

@@ -138,17 +138,24 @@ static void end_replayed(struct engine *e, struct seq *s, enum seq_end end)
     engine_end_seq(e, s, end, ev);
 }
 
+static bool needs_replay(const struct seq *s)
+{
+    return s->req->continued && !s->replayed;
+}
+
 static void admit_seq(struct engine *e, struct seq *s, int64_t now_us)
 {
     struct request *r = s->req;
     enum seq_end end = SEQ_CONTINUES;
-    int err = s->started ? 0 : open_choices(r);
-    if (!err && r->continued && !s->replayed)
-        err = continuation_replay(s, &end);
+    int err = s->tokens ? 0 : open_choices(r);
+    if (!err && needs_replay(s))
+        err = continuation_replay(s, &e->replay_left, &end);
     if (err < 0) {
         engine_fail_request(e, r, err, fail_text());
         return;
     }
+    if (needs_replay(s))
+        return; // it stays in the queue, and a later turn continues
     match_prefix(e, s);
     if (!s->started && !flows_start(e->flows, &r->place, s->n - s->n_cached)) {
         engine_fail_displaced(e, r);
@@ -235,6 +242,14 @@ static void sort_turns(struct engine *e)
     flows_sort(e->flows, e->turns, e->waiting.n);
 }
 
+/* True: this turn has no time left for tokens of s. */
+static bool waits_for_replay(struct engine *e, const struct seq *s)
+{
+    bool waits = needs_replay(s) && !e->replay_left;
+    e->replays |= waits;
+    return waits;
+}
+
 static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any)
 {
     uint32_t n = 0, seats = (uint32_t)e->options->max_sequences - e->running.n;
@@ -246,7 +261,8 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
         bool may = may_be_admitted(e, s) && (s->started || !full);
         full |= !s->started && !may;
         e->waits[i] = (struct sched_wait){.passed = &s->passed, .skip = true};
-        if (!may || waits_for_rows(e, s, i < MAX_COMPARED, seats && n < MAX_RESTORING, now_us))
+        if (!may || waits_for_replay(e, s) ||
+            waits_for_rows(e, s, i < MAX_COMPARED, seats && n < MAX_RESTORING, now_us))
             continue;
         uint32_t blocks = blocks_needed(e, s);
         if (n++ == 0) // only for the head, since the lookup takes time
@@ -261,6 +277,8 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
 void admit_waiting(struct engine *e)
 {
     bool any = true;
+    e->replay_left = CONTINUATION_TURN;
+    e->replays = false;
     while (any) {
         int64_t now_us = clock_us();
         struct seq *s = next_to_admit(e, now_us, &any);

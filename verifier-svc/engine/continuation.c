@@ -75,21 +75,24 @@ int continuation_read(const Tandem__V1__Continuation *m, const struct request_li
 
 /* ---- a sequence ---- */
 
-int continuation_replay(struct seq *s, enum seq_end *ret_end)
+int continuation_replay(struct seq *s, uint32_t *left, enum seq_end *ret_end)
 {
     AUTO(buf_done)
     struct buf text = {0}; // sent by the other verifier; only what is held back matters
     const struct tok *tok = s->detok.tok;
     uint32_t n = s->n;
     buf_init(&text, detok_max_held(tok) + detok_max_added(tok));
-    s->replayed = true;
     *ret_end = SEQ_CONTINUES;
-    for (s->n = s->n_prompt; s->n < n && *ret_end == SEQ_CONTINUES; buf_clear(&text))
+    s->n = s->n_prompt + s->n_replayed;
+    for (; s->n < n && *left && *ret_end == SEQ_CONTINUES; buf_clear(&text), --*left)
         *ret_end = seq_commit(s, s->tokens[s->n], &text);
     if (*ret_end == SEQ_FAILED)
         return fail(-ENOMEM, "no memory for the text of choice %u", s->choice);
-    if (s->n < n)
+    if (*ret_end != SEQ_CONTINUES && s->n < n)
         return fail(-EINVAL, "choice %u ended after %u tokens, the continuation has %u", s->choice,
                     seq_generated(s), n - s->n_prompt);
+    s->n_replayed = s->n - s->n_prompt;
+    s->replayed = s->n == n;
+    s->n = n;
     return 0;
 }

@@ -15,7 +15,12 @@ struct Tandem__V1__Continuation;
  * request, or names tokens outside the vocabulary; -ESTALE: another fingerprint; -ENOMEM. */
 int continuation_read(const struct Tandem__V1__Continuation *m, const struct request_limits *limits,
                       struct request *r);
-/* At the admission of an opened sequence, once: its committed tokens pass seq_commit() again, and
- * their text is dropped. Takes less than a microsecond per token. *ret_end: the end that the tokens
- * have reached, of which the client has not heard. -EINVAL: tokens after that end; -ENOMEM. */
-int continuation_replay(struct seq *s, enum seq_end *ret_end);
+/* Tokens that the engine replays in one turn, of all sequences together. A token takes less than a
+ * microsecond (with several stop strings about one), so other streams wait at most 4 ms longer. */
+#define CONTINUATION_TURN 4096
+
+/* Before an opened sequence runs: its committed tokens pass seq_commit() again, and their text is
+ * dropped. Replays at most *left tokens and subtracts them; the next call continues. s->replayed:
+ * all tokens have passed. Then *ret_end is the end that they have reached, of which the client has
+ * not heard. -EINVAL: tokens after that end; -ENOMEM. */
+int continuation_replay(struct seq *s, uint32_t *left, enum seq_end *ret_end);

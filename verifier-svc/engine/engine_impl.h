@@ -87,6 +87,8 @@ struct engine {
     bool request_again;       // a draft ahead did not fit, so its sequence can request another
     uint32_t n_wait_counted;  // decoding sequences counted when the wait for drafts was approved
     int64_t restore_until_us; // when blocks being read from disk are late; INT64_MAX: none are read
+    uint32_t replay_left;     // tokens of continued sequences that may be replayed in this turn
+    bool replays;             // the next turn must replay more of them
     int64_t held_us;          // since when the coming pass waits for drafts; 0: it does not wait
 
     /* Memory of a round. */

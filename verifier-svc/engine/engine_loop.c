@@ -189,7 +189,8 @@ static void fail_all(struct engine *e)
         engine_fail_request(e, e->waiting.v[0]->req, -EPIPE, ENGINE_STOPPING);
 }
 
-/* How long an engine without work may sleep; -1: until something arrives. The engine wakes up for:
+/* How long an engine without work may sleep; -1: until something arrives. It does not sleep while
+ * it replays tokens of continued answers. The engine wakes up for:
  * - the watchdog,
  * - drafts that are late at `until`,
  * - blocks that are read from disk or written to disk,
@@ -198,6 +199,8 @@ static int64_t idle_wait_us(const struct engine *e, int64_t until)
 {
     int64_t now_us = clock_us(), wait = svc_watchdog_interval_us();
     const struct seq_list *lists[] = {&e->running, &e->waiting};
+    if (e->replays)
+        return 0;
     until = e->restore_until_us < until ? e->restore_until_us : until;
     if (e->disk_shown.n_waiting && now_us + DISK_POLL_US < until)
         until = now_us + DISK_POLL_US;

@@ -51,7 +51,8 @@ struct seq {
     enum seq_restore restore;
     int64_t restore_until_us;   // after it, continues without these rows; 0: not requested yet
     struct sched_passed passed; // while it waits
-    bool replayed;              // continued: its tokens have passed seq_commit()
+    uint32_t n_replayed;        // continued: committed tokens that have passed seq_commit() here
+    bool replayed;              // all of them have
     struct dist_counts *counts; // NULL: no penalties
     /* Which tokens may come next. NULL: all; else points to the ban of min_tokens. */
     struct constraint *constraint;

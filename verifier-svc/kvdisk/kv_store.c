@@ -1,10 +1,9 @@
-/* kv_store.c - see kv_store.h. The only file that knows SQLite. */
+/* kv_store.c - see kv_store.h. */
 #include "verifier-svc/kvdisk/kv_store.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <sqlite3.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -13,6 +12,7 @@
 #include <xxhash.h>
 #include "base/err.h"
 #include "base/log.h"
+#include "db/db.h"
 
 #define FILE_NAME "tandem-kv.sqlite"
 #define APPLICATION_ID 0x54614b76 // "TaKv"
@@ -48,105 +48,21 @@ struct kv_store {
     struct kv_store_options options;
     int folder; // holds the lock
     char path[PATH_MAX];
-    sqlite3 *db;
-    sqlite3_stmt *st[N_STATEMENTS];
+    struct db db;
     void (*on_removed)(void *owner, uint64_t key);
     void *removed_owner;
     struct kv_store_counts counts;
     uint64_t blocks_before; // counts.blocks at the start of the transaction
 };
 
-/* ---- errors ---- */
-
-/* The negative errno of an SQLite result. */
-static int errno_of(int rc)
-{
-    switch (rc & 0xff) {
-    case SQLITE_OK:
-    case SQLITE_ROW:
-    case SQLITE_DONE:
-        return 0;
-    case SQLITE_CORRUPT:
-    case SQLITE_NOTADB:
-    case SQLITE_ERROR: // the table has another schema
-    case SQLITE_MISMATCH:
-    case SQLITE_CONSTRAINT:
-        return -EBADMSG;
-    case SQLITE_FULL:
-        return -ENOSPC;
-    case SQLITE_NOMEM:
-        return -ENOMEM;
-    case SQLITE_READONLY:
-    case SQLITE_PERM:
-    case SQLITE_CANTOPEN:
-        return -EACCES;
-    case SQLITE_BUSY:
-    case SQLITE_LOCKED:
-        return -EBUSY;
-    default:
-        return -EIO;
-    }
-}
-
-static int db_fail(const struct kv_store *s, int rc)
-{
-    return fail(errno_of(rc), "%s: %s", s->path,
-                s->db ? sqlite3_errmsg(s->db) : sqlite3_errstr(rc));
-}
-
 /* ---- opening ---- */
 
-static void close_db(struct kv_store *s)
+/* No other process opens the file, because the folder is locked. So SQLite locks it exclusively and
+ * needs no shared memory. */
+static int lock_file(struct kv_store *s)
 {
-    for (int i = 0; i < N_STATEMENTS; i++) {
-        sqlite3_finalize(s->st[i]);
-        s->st[i] = NULL;
-    }
-    sqlite3_close(s->db);
-    s->db = NULL;
-}
-
-static int run_sql(struct kv_store *s, const char *sql)
-{
-    int rc = sqlite3_exec(s->db, sql, NULL, NULL, NULL);
-    return rc == SQLITE_OK ? 0 : db_fail(s, rc);
-}
-
-static int set_pragma(struct kv_store *s, const char *name, int64_t value)
-{
-    char sql[96];
-    snprintf(sql, sizeof(sql), "PRAGMA %s = %" PRId64, name, value);
-    return run_sql(s, sql);
-}
-
-static int read_pragma(struct kv_store *s, const char *name, int64_t *ret)
-{
-    char sql[96];
-    snprintf(sql, sizeof(sql), "PRAGMA %s", name);
-    sqlite3_stmt *st = NULL;
-    int rc = sqlite3_prepare_v2(s->db, sql, -1, &st, NULL);
-    if (rc == SQLITE_OK)
-        rc = sqlite3_step(st);
-    if (rc == SQLITE_ROW)
-        *ret = sqlite3_column_int64(st, 0);
-    int err = rc == SQLITE_ROW ? 0 : db_fail(s, rc);
-    sqlite3_finalize(st);
-    return err;
-}
-
-/* Prevents a foreign file from running code: triggers and views are off. No other process opens the
- * file, because the folder is locked. So SQLite locks it exclusively and needs no shared memory. */
-static int harden_db(struct kv_store *s)
-{
-    sqlite3_db_config(s->db, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
-    sqlite3_db_config(s->db, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, NULL);
-    sqlite3_db_config(s->db, SQLITE_DBCONFIG_ENABLE_VIEW, 0, NULL);
-    sqlite3_db_config(s->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL); // closes fast
-    sqlite3_limit(s->db, SQLITE_LIMIT_LENGTH, (int)(KV_STORE_LOG_BYTES / 2 + (1u << 20)));
-    return run_sql(
-        s, "PRAGMA secure_delete = OFF; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check "
-           "= ON; PRAGMA mmap_size = 0;"
-           "PRAGMA locking_mode = EXCLUSIVE; PRAGMA temp_store = MEMORY");
+    sqlite3_db_config(s->db.handle, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL); // closes fast
+    return db_run(&s->db, "PRAGMA secure_delete = OFF; PRAGMA locking_mode = EXCLUSIVE");
 }
 
 /* A safety limit, in case this file miscounts its bytes. A larger existing file keeps its size.
@@ -154,53 +70,30 @@ static int harden_db(struct kv_store *s)
 static int limit_pages(struct kv_store *s)
 {
     int64_t now = 0, limit = (int64_t)(s->options.max_bytes / PAGE_BYTES);
-    int err = read_pragma(s, "page_count", &now);
-    return err ? err : set_pragma(s, "max_page_count", (now > limit ? now : limit) + SPARE_PAGES);
+    int err = db_get(&s->db, "page_count", &now);
+    return err ? err : db_set(&s->db, "max_page_count", (now > limit ? now : limit) + SPARE_PAGES);
 }
 
-static int create_table(struct kv_store *s)
-{
-    int err = run_sql(s, "BEGIN IMMEDIATE");
-    err = err ? err : run_sql(s, schema);
-    err = err ? err : set_pragma(s, "application_id", APPLICATION_ID);
-    err = err ? err : set_pragma(s, "user_version", FORMAT);
-    return err ? err : run_sql(s, "COMMIT");
-}
-
-/* Checks the owner and format of the file, configures it, and creates the table of a new file. The
- * schema version of a new file is 0. */
+/* Checks the owner and format of the file, configures it, and creates the table of a new
+ * file. */
 static int set_up_file(struct kv_store *s)
 {
-    int64_t schema_version, id, format;
-    int err = read_pragma(s, "schema_version", &schema_version);
-    err = err ? err : read_pragma(s, "application_id", &id);
-    err = err ? err : read_pragma(s, "user_version", &format);
+    int64_t format;
+    bool is_new;
+    int err = db_format(&s->db, APPLICATION_ID, &is_new, &format);
     if (err)
         return err;
-    if (schema_version && id != APPLICATION_ID)
-        return fail(-EEXIST, "%s is a database of another program", s->path);
-    if (schema_version && format != FORMAT)
+    if (!is_new && format != FORMAT)
         return fail(-EBADMSG, "%s has format %" PRId64 ", expected %d", s->path, format, FORMAT);
-    if (!schema_version) {
-        err = set_pragma(s, "page_size", PAGE_BYTES);
-        err = err ? err : run_sql(s, "PRAGMA auto_vacuum = INCREMENTAL");
+    if (is_new) {
+        err = db_set(&s->db, "page_size", PAGE_BYTES);
+        err = err ? err : db_run(&s->db, "PRAGMA auto_vacuum = INCREMENTAL");
     }
-    err = err ? err : run_sql(s, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL");
-    err = err ? err : set_pragma(s, "journal_size_limit", KV_STORE_LOG_BYTES);
-    err = err ? err : set_pragma(s, "wal_autocheckpoint", KV_STORE_LOG_BYTES / 4 / PAGE_BYTES);
+    err = err ? err : db_run(&s->db, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL");
+    err = err ? err : db_set(&s->db, "journal_size_limit", KV_STORE_LOG_BYTES);
+    err = err ? err : db_set(&s->db, "wal_autocheckpoint", KV_STORE_LOG_BYTES / 4 / PAGE_BYTES);
     err = err ? err : limit_pages(s);
-    return err || schema_version ? err : create_table(s);
-}
-
-static int prepare_statements(struct kv_store *s)
-{
-    for (int i = 0; i < N_STATEMENTS; i++) {
-        int rc = sqlite3_prepare_v3(s->db, statements[i], -1, SQLITE_PREPARE_PERSISTENT, &s->st[i],
-                                    NULL);
-        if (rc != SQLITE_OK)
-            return db_fail(s, rc);
-    }
-    return 0;
+    return err || !is_new ? err : db_create(&s->db, schema, APPLICATION_ID, FORMAT);
 }
 
 /* Limit of the used pages: the write-ahead log needs the rest of max_bytes. */
@@ -213,9 +106,9 @@ static uint64_t max_used_bytes(const struct kv_store *s)
 static int used_bytes(struct kv_store *s, uint64_t *ret)
 {
     int64_t pages = 0, unused = 0, size = 0;
-    int err = read_pragma(s, "page_count", &pages);
-    err = err ? err : read_pragma(s, "freelist_count", &unused);
-    err = err ? err : read_pragma(s, "page_size", &size);
+    int err = db_get(&s->db, "page_count", &pages);
+    err = err ? err : db_get(&s->db, "freelist_count", &unused);
+    err = err ? err : db_get(&s->db, "page_size", &size);
     *ret = (uint64_t)(pages - unused) * (uint64_t)size;
     return err;
 }
@@ -224,26 +117,21 @@ static int used_bytes(struct kv_store *s, uint64_t *ret)
  * update them. */
 static int count_blocks(struct kv_store *s)
 {
-    int rc = sqlite3_step(s->st[COUNT]);
+    int rc = sqlite3_step(s->db.st[COUNT]);
     if (rc == SQLITE_ROW)
-        s->counts.blocks = (uint64_t)sqlite3_column_int64(s->st[COUNT], 0);
-    sqlite3_reset(s->st[COUNT]);
-    return rc == SQLITE_ROW ? used_bytes(s, &s->counts.bytes) : db_fail(s, rc);
+        s->counts.blocks = (uint64_t)sqlite3_column_int64(s->db.st[COUNT], 0);
+    sqlite3_reset(s->db.st[COUNT]);
+    return rc == SQLITE_ROW ? used_bytes(s, &s->counts.bytes) : db_fail(&s->db, rc);
 }
 
 static int open_db(struct kv_store *s)
 {
-    int rc = sqlite3_open_v2(s->path, &s->db,
-                             SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX |
-                                 SQLITE_OPEN_PRIVATECACHE,
-                             NULL);
-    if (rc != SQLITE_OK)
-        return db_fail(s, rc);
-    int err = harden_db(s);
+    int most = (int)(KV_STORE_LOG_BYTES / 2 + (1u << 20));
+    int err = db_open(&s->db, s->path, s->path, true, most);
+    err = err ? err : lock_file(s);
     err = err ? err : set_up_file(s);
-    err = err ? err : prepare_statements(s);
-    err = err ? err : count_blocks(s);
-    return err;
+    err = err ? err : db_prepare(&s->db, statements, N_STATEMENTS);
+    return err ? err : count_blocks(s);
 }
 
 static void remove_files(struct kv_store *s)
@@ -259,7 +147,7 @@ static void remove_files(struct kv_store *s)
 int kv_store_renew(struct kv_store *s)
 {
     log_warn("kv-disk %s is replaced by a new file: %s", s->path, fail_text());
-    close_db(s);
+    db_close(&s->db);
     remove_files(s);
     s->counts.n_renewed++;
     return open_db(s);
@@ -331,7 +219,7 @@ void kv_store_free(struct kv_store *s)
 {
     if (!s)
         return;
-    close_db(s);
+    db_close(&s->db);
     if (s->folder >= 0)
         close(s->folder);
     free(s);
@@ -345,32 +233,24 @@ void kv_store_on_removed(struct kv_store *s, void (*fn)(void *owner, uint64_t ke
 
 /* ---- blocks ---- */
 
-static int run_statement(struct kv_store *s, int which)
-{
-    int rc = sqlite3_step(s->st[which]);
-    int err = rc == SQLITE_DONE ? 0 : db_fail(s, rc);
-    sqlite3_reset(s->st[which]);
-    return err;
-}
-
 /* Runs a statement whose arguments are bound. Returns at most PRUNE_ROWS of the keys it finds. */
 static int find_keys(struct kv_store *s, int which, uint64_t *ret_keys, uint32_t *ret_n)
 {
     int rc;
     *ret_n = 0;
-    while ((rc = sqlite3_step(s->st[which])) == SQLITE_ROW && *ret_n < PRUNE_ROWS)
-        ret_keys[(*ret_n)++] = (uint64_t)sqlite3_column_int64(s->st[which], 0);
-    int err = rc == SQLITE_DONE || rc == SQLITE_ROW ? 0 : db_fail(s, rc);
-    sqlite3_reset(s->st[which]);
+    while ((rc = sqlite3_step(s->db.st[which])) == SQLITE_ROW && *ret_n < PRUNE_ROWS)
+        ret_keys[(*ret_n)++] = (uint64_t)sqlite3_column_int64(s->db.st[which], 0);
+    int err = rc == SQLITE_DONE || rc == SQLITE_ROW ? 0 : db_fail(&s->db, rc);
+    sqlite3_reset(s->db.st[which]);
     return err;
 }
 
 /* Removes the row with this key, if there is one. */
 static int remove_row(struct kv_store *s, uint64_t key)
 {
-    sqlite3_bind_int64(s->st[REMOVE], 1, (int64_t)key);
-    int err = run_statement(s, REMOVE);
-    s->counts.blocks -= err ? 0 : (uint64_t)sqlite3_changes(s->db);
+    sqlite3_bind_int64(s->db.st[REMOVE], 1, (int64_t)key);
+    int err = db_step(&s->db, REMOVE);
+    s->counts.blocks -= err ? 0 : (uint64_t)sqlite3_changes(s->db.handle);
     return err;
 }
 
@@ -391,7 +271,7 @@ static int remove_rows(struct kv_store *s, const uint64_t *keys, uint32_t n, uin
 static int evict_rows(struct kv_store *s, uint32_t max_rows, uint32_t *ret_n)
 {
     uint64_t keys[PRUNE_ROWS];
-    sqlite3_bind_int64(s->st[OLDEST], 1, max_rows);
+    sqlite3_bind_int64(s->db.st[OLDEST], 1, max_rows);
     int err = find_keys(s, OLDEST, keys, ret_n);
     return err ? err : remove_rows(s, keys, *ret_n, &s->counts.n_evicted);
 }
@@ -427,7 +307,7 @@ static uint64_t digest_of(const struct kv_store *s, const uint8_t *name, const v
 static int put_row(struct kv_store *s, const struct kv_store_row *r, int64_t now_s)
 {
     const struct kv_store_head *h = &r->head;
-    sqlite3_stmt *st = s->st[PUT];
+    sqlite3_stmt *st = s->db.st[PUT];
     const int64_t numbers[] = {(int64_t)kv_store_key(h->name), now_s, h->depth,
                                (int64_t)s->options.identity,
                                (int64_t)digest_of(s, h->name, r->data)};
@@ -436,7 +316,7 @@ static int put_row(struct kv_store *s, const struct kv_store_row *r, int64_t now
     sqlite3_bind_blob(st, 6, h->name, KV_NAME, SQLITE_STATIC);
     sqlite3_bind_blob(st, 7, r->data, (int)s->options.block_bytes, SQLITE_STATIC);
     int err = remove_row(s, kv_store_key(h->name));
-    err = err ? err : run_statement(s, PUT);
+    err = err ? err : db_step(&s->db, PUT);
     s->counts.blocks += !err;
     sqlite3_clear_bindings(st);
     return err;
@@ -454,16 +334,16 @@ static int put_rows(struct kv_store *s, const struct kv_store_row *rows, uint32_
 static int begin_transaction(struct kv_store *s)
 {
     s->blocks_before = s->counts.blocks;
-    return run_sql(s, "BEGIN IMMEDIATE");
+    return db_run(&s->db, "BEGIN IMMEDIATE");
 }
 
 /* Ends a transaction. On an error, also of the caller (err), nothing of the transaction remains. */
 static int end_transaction(struct kv_store *s, int err)
 {
     if (!err)
-        err = run_sql(s, "COMMIT");
-    if (err && !sqlite3_get_autocommit(s->db))
-        sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL);
+        err = db_run(&s->db, "COMMIT");
+    if (err && !sqlite3_get_autocommit(s->db.handle))
+        sqlite3_exec(s->db.handle, "ROLLBACK", NULL, NULL, NULL);
     if (err)
         s->counts.blocks = s->blocks_before;
     return err ? err : used_bytes(s, &s->counts.bytes);
@@ -486,7 +366,7 @@ enum row_state { ROW_GOOD, ROW_OTHER_NAME, ROW_DAMAGED, ROW_EXPIRED };
 static enum row_state read_row(struct kv_store *s, const uint8_t *name, int64_t now_s,
                                void *ret_data)
 {
-    sqlite3_stmt *st = s->st[GET];
+    sqlite3_stmt *st = s->db.st[GET];
     if (is_expired(s, sqlite3_column_int64(st, 0), now_s))
         return ROW_EXPIRED;
     const void *row_name = sqlite3_column_blob(st, 2), *data = sqlite3_column_blob(st, 3);
@@ -502,12 +382,12 @@ static enum row_state read_row(struct kv_store *s, const uint8_t *name, int64_t 
 
 int kv_store_get(struct kv_store *s, const uint8_t name[KV_NAME], int64_t now_s, void *ret_data)
 {
-    sqlite3_stmt *st = s->st[GET];
+    sqlite3_stmt *st = s->db.st[GET];
     uint64_t key = kv_store_key(name);
     sqlite3_bind_int64(st, 1, (int64_t)key);
     int rc = sqlite3_step(st);
     if (rc != SQLITE_ROW) {
-        int err = rc == SQLITE_DONE ? -ENOENT : db_fail(s, rc);
+        int err = rc == SQLITE_DONE ? -ENOENT : db_fail(&s->db, rc);
         sqlite3_reset(st);
         return err;
     }
@@ -528,10 +408,10 @@ int kv_store_touch(struct kv_store *s, const uint64_t *keys, uint32_t n, int64_t
     if (err)
         return err;
     for (uint32_t i = 0; i < n && !err; i++) {
-        sqlite3_stmt *st = s->st[TOUCH];
+        sqlite3_stmt *st = s->db.st[TOUCH];
         sqlite3_bind_int64(st, 1, (int64_t)keys[i]);
         sqlite3_bind_int64(st, 2, now_s);
-        err = run_statement(s, TOUCH);
+        err = db_step(&s->db, TOUCH);
     }
     return end_transaction(s, err);
 }
@@ -540,10 +420,10 @@ int kv_store_touch(struct kv_store *s, const uint64_t *keys, uint32_t n, int64_t
 static int prune_rows(struct kv_store *s, int64_t now_s, uint32_t *ret_n)
 {
     uint64_t keys[PRUNE_ROWS], used;
-    sqlite3_bind_int64(s->st[CLAMP_USE], 1, now_s);
-    int err = run_statement(s, CLAMP_USE);
-    sqlite3_bind_int64(s->st[EXPIRED], 1, now_s - s->options.ttl_s);
-    sqlite3_bind_int64(s->st[EXPIRED], 2, PRUNE_ROWS);
+    sqlite3_bind_int64(s->db.st[CLAMP_USE], 1, now_s);
+    int err = db_step(&s->db, CLAMP_USE);
+    sqlite3_bind_int64(s->db.st[EXPIRED], 1, now_s - s->options.ttl_s);
+    sqlite3_bind_int64(s->db.st[EXPIRED], 2, PRUNE_ROWS);
     err = err ? err : find_keys(s, EXPIRED, keys, ret_n);
     err = err ? err : remove_rows(s, keys, *ret_n, &s->counts.n_expired);
     err = err ? err : used_bytes(s, &used);
@@ -557,13 +437,13 @@ static int shrink_file(struct kv_store *s, bool *ret_more)
 {
     int64_t pages = 0, size = 0;
     char sql[64];
-    int err = read_pragma(s, "page_count", &pages);
-    err = err ? err : read_pragma(s, "page_size", &size);
+    int err = db_get(&s->db, "page_count", &pages);
+    err = err ? err : db_get(&s->db, "page_size", &size);
     *ret_more = !err && (uint64_t)(pages * size) > s->options.max_bytes - KV_STORE_LOG_BYTES;
     if (!*ret_more)
         return err;
     snprintf(sql, sizeof(sql), "PRAGMA incremental_vacuum(%d)", PRUNE_PAGES);
-    return run_sql(s, sql);
+    return db_run(&s->db, sql);
 }
 
 int kv_store_prune(struct kv_store *s, int64_t now_s, bool *ret_more)
@@ -580,12 +460,12 @@ int kv_store_prune(struct kv_store *s, int64_t now_s, bool *ret_more)
 int kv_store_each(struct kv_store *s, void (*fn)(void *owner, uint64_t key, int64_t last_use_s),
                   void *owner)
 {
-    sqlite3_stmt *st = s->st[EACH];
+    sqlite3_stmt *st = s->db.st[EACH];
     sqlite3_bind_int64(st, 1, (int64_t)s->options.identity);
     int rc;
     while ((rc = sqlite3_step(st)) == SQLITE_ROW)
         fn(owner, (uint64_t)sqlite3_column_int64(st, 0), sqlite3_column_int64(st, 1));
-    int err = rc == SQLITE_DONE ? 0 : db_fail(s, rc);
+    int err = rc == SQLITE_DONE ? 0 : db_fail(&s->db, rc);
     sqlite3_reset(st);
     return err;
 }

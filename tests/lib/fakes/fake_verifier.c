@@ -18,6 +18,7 @@ struct fake_verifier {
     Tandem__V1__ModelInfo__State state;
     float progress;
     uint32_t protocol;
+    bool continues;
     const char *template, *name, *fingerprint, *holder;
     ProtobufCBinaryData spelled[4]; // by the letter
     Tandem__V1__GenerateRequest *last;
@@ -288,6 +289,7 @@ static void model_start(struct rpc_call *c, struct rpc_msg *msg)
     m.progress = f->progress;
     m.chat_template = rpc_text(f->template);
     m.protocol = f->protocol;
+    m.continues = f->continues;
     m.name = rpc_text(f->name);
     m.fingerprint = rpc_text(f->fingerprint);
     pthread_mutex_unlock(&f->mu);
@@ -452,6 +454,13 @@ void fake_verifier_protocol(struct fake_verifier *f, uint32_t version)
 {
     pthread_mutex_lock(&f->mu);
     f->protocol = version;
+    pthread_mutex_unlock(&f->mu);
+}
+
+void fake_verifier_continues(struct fake_verifier *f, bool yes)
+{
+    pthread_mutex_lock(&f->mu);
+    f->continues = yes;
     pthread_mutex_unlock(&f->mu);
 }
 

@@ -314,6 +314,16 @@ static void a_slow_sender_times_out(void **state)
     stage_still_serves();
 }
 
+/* libmicrohttpd answers these itself. */
+static void lines_that_cannot_be_read_are_refused(void **state)
+{
+    (void)state;
+    http_answer_is(stage_raw("GET /version HTTP/3.7\r\nHost: x\r\n\r\n"), 505, "close", "");
+    http_answer_is(stage_raw("GET /version foo\r\nHost: x\r\n\r\n"), 400, "close", "");
+    http_answer_is(stage_raw("GET /version HTTP/1.1\r\nHost x\r\n\r\n"), 400, "close", "");
+    stage_still_serves();
+}
+
 static void limits_that_contradict_each_other_are_refused(void **state)
 {
     (void)state;
@@ -335,6 +345,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_bodies_are_refused_by_name),
+        cmocka_unit_test(lines_that_cannot_be_read_are_refused),
         cmocka_unit_test(bad_messages_are_refused),
         cmocka_unit_test(deep_and_huge_json_is_refused),
         cmocka_unit_test(a_body_over_the_limit_is_413),

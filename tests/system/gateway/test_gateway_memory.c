@@ -228,6 +228,83 @@ static void slow_bodies_of_a_key_leave_memory_for_others(void **state)
                                    "X-API-Key: two-222222222222222222\r\n", more);
 }
 
+/* The value of a series that has one sample. */
+static unsigned long series(unsigned port, const char *name)
+{
+    char line[128];
+    struct http_answer a = http_call(port, "GET", "/metrics", "");
+    snprintf(line, sizeof(line), "\n%s{", name);
+    const char *value = strstr(a.body, line);
+    assert_non_null(value);
+    unsigned long n = strtoul(strstr(value, "} ") + 2, NULL, 10);
+    http_answer_done(&a);
+    return n;
+}
+
+static unsigned n_fillers;
+
+static bool fillers_count_at_least(unsigned port, unsigned long bytes)
+{
+    for (unsigned i = 0; i < 600 && counted_bytes(port, "") < bytes; i++)
+        poll(NULL, 0, 100);
+    return counted_bytes(port, "") >= bytes;
+}
+
+/* Bodies that lack their last byte take all but `rest` bytes; each client has a part of what is
+ * free. */
+static void fill(unsigned port, struct http_client *c, size_t rest)
+{
+    unsigned long used;
+    n_fillers = 0;
+    while ((used = counted_bytes(port, "")) + rest < 1 << 20) {
+        size_t n = ((1 << 20) - used - rest / 2) / 2;
+        AUTO(mem_free) char *body = malloc(n);
+        memset(body, ' ', n);
+        c[n_fillers] = http_client_open_from(10 + n_fillers, port);
+        http_client_print(&c[n_fillers],
+                          "POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+                          "Content-Length: %zu\r\n\r\n",
+                          n + 1);
+        http_client_send(&c[n_fillers++], body, n);
+        assert_true(fillers_count_at_least(port, used + n));
+    }
+}
+
+/* Its memory is freed a little later than the client has the answer. */
+static void completes_and_is_freed(unsigned port, unsigned long before)
+{
+    const char *body = "{\"prompt\":\"run 4000\",\"max_tokens\":1024}";
+    http_answer_is(http_call(port, "POST", "/v1/completions", body), 200, "", "w3999");
+    for (unsigned i = 0; i < 600 && counted_bytes(port, "") > before; i++)
+        poll(NULL, 0, 100);
+    assert_true(counted_bytes(port, "") <= before);
+}
+
+/* The verifier sends 4,000 tokens although its context has 1,024 positions, so their ids take more
+ * memory than the request was charged for. */
+static void an_answer_whose_ids_are_lost_is_counted(void **state)
+{
+    (void)state;
+    const char *more[] = {
+        "--max-bodies-mib", "1", "--max-body-kib", "512", "--request-timeout", "600", NULL};
+    struct http_client c[32];
+    unsigned at;
+    fake_verifier_continues(stage.verifier, true);
+    struct child s = gateway_start(stage.address, more, &at);
+    completes_and_is_freed(at, 0);
+    assert_int_equal(series(at, "tandem_gateway_not_resumable_total"), 0);
+    fill(at, c, 15 << 10);
+    unsigned long filled = counted_bytes(at, "");
+    for (unsigned n = 0; n < 2; n++)
+        completes_and_is_freed(at, filled);
+    assert_int_equal(series(at, "tandem_gateway_not_resumable_total"), 2);
+    for (unsigned i = 0; i < n_fillers; i++)
+        http_client_close(&c[i]);
+    fake_verifier_continues(stage.verifier, false);
+    free(child_wait_log(&s, "can no longer be resumed n=1:"));
+    child_stop(&s);
+}
+
 static void a_stop_ends_requests_that_wait_to_be_read(void **state)
 {
     (void)state;
@@ -255,6 +332,7 @@ int main(void)
         cmocka_unit_test(ids_that_find_no_memory_are_refused),
         cmocka_unit_test(slow_bodies_of_an_address_leave_memory_for_others),
         cmocka_unit_test(slow_bodies_of_a_key_leave_memory_for_others),
+        cmocka_unit_test(an_answer_whose_ids_are_lost_is_counted),
         cmocka_unit_test(a_stop_ends_requests_that_wait_to_be_read),
     };
     return cmocka_run_group_tests(tests, stage_open_verifier, stage_close_verifier);

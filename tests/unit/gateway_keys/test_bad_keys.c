@@ -18,10 +18,10 @@ static struct bad_keys *table(void)
 /* A wrong key from ::ffff:10.0.x.y. */
 static unsigned notes(struct bad_keys *b, unsigned host, int64_t now_us)
 {
-    uint8_t a[BAD_KEYS_ADDRESS] = {[10] = 0xff, [11] = 0xff, [12] = 10};
-    a[14] = (uint8_t)(host >> 8);
-    a[15] = (uint8_t)host;
-    return bad_keys_note(b, a, now_us);
+    struct address a = {.is_ip = true, .ip = {[10] = 0xff, [11] = 0xff, [12] = 10}};
+    a.ip[14] = (uint8_t)(host >> 8);
+    a.ip[15] = (uint8_t)host;
+    return bad_keys_note(b, &a, now_us);
 }
 
 static void pauses_grow_and_are_bounded(void **state)
@@ -69,15 +69,15 @@ static void an_ipv6_client_is_known_by_its_network(void **state)
 {
     (void)state;
     AUTO(bad_keys_free) struct bad_keys *b = table();
-    uint8_t a[BAD_KEYS_ADDRESS] = {0x20, 1};
+    struct address a = {.is_ip = true, .ip = {0x20, 1}};
     for (unsigned i = 0; i < BAD_KEYS_FREE; i++) {
-        a[15] = (uint8_t)i;
-        assert_int_equal(bad_keys_note(b, a, S), 0);
+        a.ip[15] = (uint8_t)i;
+        assert_int_equal(bad_keys_note(b, &a, S), 0);
     }
-    a[9] = 9;
-    assert_int_equal(bad_keys_note(b, a, S), 1);
-    a[7] = 9; // another network
-    assert_int_equal(bad_keys_note(b, a, S), 0);
+    a.ip[9] = 9;
+    assert_int_equal(bad_keys_note(b, &a, S), 1);
+    a.ip[7] = 9; // another network
+    assert_int_equal(bad_keys_note(b, &a, S), 0);
 }
 
 static void a_report_comes_at_most_once_a_minute(void **state)
@@ -89,7 +89,7 @@ static void a_report_comes_at_most_once_a_minute(void **state)
     notes(b, 5, S);
     assert_true(bad_keys_report(b, S, &r));
     assert_int_equal(r.n, 1);
-    assert_string_equal(r.address, "10.0.0.5");
+    assert_string_equal(r.client, "10.0.0.5");
     for (unsigned i = 0; i < BAD_KEYS_FREE + 3; i++)
         notes(b, 6, 2 * S);
     assert_false(bad_keys_report(b, 60 * S, &r));
@@ -97,10 +97,10 @@ static void a_report_comes_at_most_once_a_minute(void **state)
     assert_int_equal(r.n, BAD_KEYS_FREE + 3);
     assert_int_equal(r.n_paused, 3);
     assert_false(bad_keys_report(b, 200 * S, &r));
-    static const uint8_t unix_socket[BAD_KEYS_ADDRESS];
-    bad_keys_note(b, unix_socket, 200 * S);
+    static const struct address unix_socket;
+    bad_keys_note(b, &unix_socket, 200 * S);
     assert_true(bad_keys_report(b, 200 * S, &r));
-    assert_string_equal(r.address, "unix");
+    assert_string_equal(r.client, "unix");
 }
 
 int main(void)

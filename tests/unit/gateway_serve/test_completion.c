@@ -110,6 +110,72 @@ static void every_prompt_is_sent_whenever_earlier_calls_end(void **state)
         }
 }
 
+/* ---- memory for token ids ---- */
+
+#define MEMORY (256u << 10)
+
+/* A request for this many tokens per prompt that is admitted. */
+static struct completion *admitted(struct completions *g, struct http_server *server,
+                                   int max_tokens)
+{
+    struct http_request *http = calloc(1, sizeof(*http));
+    *http = (struct http_request){.s = server};
+    atomic_init(&http->n_refs, 1);
+    pthread_mutex_init(&http->mu, NULL);
+    struct completion *x = generation_of(g, http, N_PROMPTS);
+    Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT;
+    const struct upstream_model model = {.info = &info};
+    info.context_length = 100000;
+    info.continues = true;
+    x->q.max_tokens = (struct openai_int){.set = true, .value = max_tokens};
+    x->model = &model;
+    assert_int_equal(completion_charge(x), 0);
+    x->model = NULL;
+    http_unref(http);
+    return x;
+}
+
+/* Another client takes what is left; then each call is asked for its ids. Returns how many of them
+ * have found memory. */
+static unsigned find_memory_when_it_is_full(int max_tokens, size_t bytes, size_t *ret_counted)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {
+        .upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER, .patience.resume_us = 1};
+    struct http_server server = {0};
+    size_t counted = 0;
+    unsigned n = 0;
+    assert_int_equal(request_memory_new(MEMORY, &server.memory), 0);
+    struct completion *x = admitted(&g, &server, max_tokens);
+    *ret_counted = request_memory_used(server.memory);
+    struct request_memory_client *other = request_memory_join(server.memory, "other");
+    assert_true(request_memory_grow(server.memory, other, MEMORY - *ret_counted, &counted));
+    for (unsigned i = 0; i < N_PROMPTS; i++)
+        n += x->calls[i].events->on_hold(&x->calls[i], bytes);
+    assert_false(x->calls[0].events->on_hold(&x->calls[0], bytes));
+    request_memory_set(server.memory, other, 0, &counted);
+    request_memory_leave(server.memory, other);
+    completion_unref(x);
+    assert_int_equal(request_memory_used(server.memory), 0);
+    request_memory_free(server.memory);
+    return n;
+}
+
+static void ids_of_a_running_answer_have_their_memory_when_it_is_full(void **state)
+{
+    (void)state;
+    size_t counted;
+    assert_int_equal(find_memory_when_it_is_full(1000, 4096, &counted), N_PROMPTS);
+}
+
+static void only_ids_of_16384_tokens_are_charged_before_they_come(void **state)
+{
+    (void)state;
+    size_t counted;
+    assert_int_equal(find_memory_when_it_is_full(90000, 16 << 10, &counted), 4);
+    assert_in_range(counted, 64 << 10, 72 << 10);
+}
+
 static int start(void **state)
 {
     (void)state;
@@ -121,6 +187,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_prompt_is_sent_whenever_earlier_calls_end),
+        cmocka_unit_test(ids_of_a_running_answer_have_their_memory_when_it_is_full),
+        cmocka_unit_test(only_ids_of_16384_tokens_are_charged_before_they_come),
     };
     return cmocka_run_group_tests(tests, start, NULL);
 }

@@ -4,9 +4,11 @@
 #include "lib/lib.h"
 #include "lib/clients/topic.h"
 #include "lib/fakes/failing.h"
+#include "verifier-svc/engine/continuation.h"
 #include "verifier-svc/engine/engine_impl.h"
 
 #define N_BLOCKS 64
+#define MANY_BLOCKS 4096
 
 static const struct kv_layer layer = {.n_heads = 1, .k_dim = 4, .v_dim = 4};
 static const struct kv_shape shape = {.n_layers = 1, .layers = &layer};
@@ -20,17 +22,27 @@ static struct verifier_options options = {.max_sequences = 16,
 static struct checkpoint *file;
 static struct tok *tok;
 
-static int set_up(void **state)
+static int set_up_with(void **state, uint32_t n_blocks)
 {
     struct engine *e;
     assert_int_equal(engine_new(&options, &stats, &e), 0);
     assert_int_equal(events_fit(e->events, tok), 0);
     e->loaded = calloc(1, sizeof(*e->loaded));
     assert_non_null(e->loaded);
-    assert_int_equal(kv_new(&shape, N_BLOCKS, &e->loaded->run.kv), 0);
+    assert_int_equal(kv_new(&shape, n_blocks, &e->loaded->run.kv), 0);
     assert_int_equal(kv_open_index(e->loaded->run.kv, 1, kv_hash), 0);
     *state = e;
     return 0;
+}
+
+static int set_up(void **state)
+{
+    return set_up_with(state, N_BLOCKS);
+}
+
+static int set_up_large(void **state)
+{
+    return set_up_with(state, MANY_BLOCKS);
 }
 
 static void end(struct engine *e, struct seq_list *l)
@@ -134,6 +146,69 @@ static void a_lack_of_memory_fails_one_request_only(void **state)
     request_drop(first->req);
 }
 
+/* A request comes whose answer has n tokens already. */
+static struct seq *come_continued(struct engine *e, unsigned topic, uint32_t n)
+{
+    struct seq *s = come(e, topic, 20);
+    struct request *r = s->req;
+    r->continued = calloc(1, sizeof(*r->continued));
+    r->continued->tokens = malloc(n * sizeof(uint32_t));
+    for (uint32_t i = 0; i < n; i++)
+        r->continued->tokens[i] = 300 + i % 1000;
+    r->continued->n = n;
+    r->max_tokens = n + 100;
+    s->max_len = s->n_prompt + r->max_tokens;
+    return s;
+}
+
+/* Other requests start meanwhile, and the engine does not sleep. */
+static void a_long_answer_is_replayed_in_several_turns(void **state)
+{
+    struct engine *e = *state;
+    uint32_t n = 2 * CONTINUATION_TURN + 10;
+    struct seq *s = come_continued(e, 1, n), *other = come(e, 2, 20);
+    for (uint32_t i = 1; i <= 2; i++) {
+        admit_waiting(e);
+        assert_int_equal(s->state, SEQ_WAITING);
+        assert_int_equal(s->n_replayed, i * CONTINUATION_TURN);
+        assert_int_equal(s->n, 20 + n);
+        assert_true(e->replays);
+        assert_int_equal(other->state, SEQ_RUNNING);
+    }
+    admit_waiting(e);
+    assert_int_equal(s->state, SEQ_RUNNING);
+    assert_true(s->replayed);
+    assert_false(e->replays);
+    assert_int_equal(s->n, 20 + n);
+    assert_int_equal(s->tokens[20 + n - 1], s->req->continued->tokens[n - 1]);
+}
+
+static void several_answers_share_the_tokens_of_a_turn(void **state)
+{
+    struct engine *e = *state;
+    struct seq *v[3];
+    for (unsigned i = 0; i < 3; i++)
+        v[i] = come_continued(e, i, CONTINUATION_TURN * 2 / 3);
+    admit_waiting(e);
+    assert_int_equal(v[0]->n_replayed + v[1]->n_replayed + v[2]->n_replayed, CONTINUATION_TURN);
+    admit_waiting(e);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(v[i]->state, SEQ_RUNNING);
+}
+
+static void a_replay_that_is_cancelled_leaves_nothing(void **state)
+{
+    struct engine *e = *state;
+    struct seq *s = come_continued(e, 1, CONTINUATION_TURN + 1);
+    admit_waiting(e);
+    assert_int_equal(s->state, SEQ_WAITING);
+    engine_fail_request(e, s->req, -1, "");
+    request_drop(s->req);
+    admit_waiting(e);
+    assert_int_equal(e->waiting.n + e->running.n, 0);
+    assert_false(e->replays);
+}
+
 static int open_model(void **state)
 {
     (void)state;
@@ -154,11 +229,15 @@ static int close_model(void **state)
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+#define LARGE(f) cmocka_unit_test_setup_teardown(f, set_up_large, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(at_most_eight_requests_pass_the_head),
         TEST(a_request_that_waits_for_a_prefix_is_passed_by_all),
         TEST(a_prefix_of_another_tenant_is_not_waited_for),
         TEST(a_lack_of_memory_fails_one_request_only),
+        LARGE(a_long_answer_is_replayed_in_several_turns),
+        LARGE(several_answers_share_the_tokens_of_a_turn),
+        LARGE(a_replay_that_is_cancelled_leaves_nothing),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
