@@ -37,7 +37,7 @@ static bool answers(const char *path, const char *part)
 
 static void until_answers(const char *path, const char *part)
 {
-    for (unsigned i = 0; i < 2000 && !answers(path, part); i++)
+    for (unsigned i = 0; i < 12000 && !answers(path, part); i++)
         poll(NULL, 0, 5);
     assert_true(answers(path, part));
 }
@@ -52,7 +52,7 @@ static void until_up(const char *target)
 /* Waits until each verifier runs this many requests. */
 static void until_run(unsigned a, unsigned b)
 {
-    for (unsigned i = 0; i < 2000; i++) {
+    for (unsigned i = 0; i < 12000; i++) {
         if (fake_verifier_running(verifiers[0]) == a && fake_verifier_running(verifiers[1]) == b)
             return;
         poll(NULL, 0, 5);
@@ -107,8 +107,9 @@ static void start_gateway(const char *first, const char *second)
 {
     char targets[300];
     snprintf(targets, sizeof(targets), "%s,%s", first, second);
-    const char *args[] = {"--listen",   "127.0.0.1:0", "--verifiers", targets,
-                          "--instance", "gateway",     NULL};
+    const char *args[] = {
+        "--listen",      "127.0.0.1:0", "--verifiers",     targets, "--instance", "gateway",
+        "--resume-wait", "0",           "--stall-timeout", "0.5",   NULL};
     gateway = child_start(BINARY_DIR "/gateway", args);
     char *rest = child_wait_log(&gateway, "listening on 127.0.0.1:");
     port = (unsigned)atoi(rest);
@@ -214,7 +215,7 @@ static void the_name_of_the_model_selects_the_verifier(void **state)
     http_answer_done(&a);
     http_client_close(&c[0]);
     fake_verifier_model(verifiers[1], "fake/model", "fp_fake");
-    for (unsigned i = 0; i < 2000 && answers("/v1/models", "fake/other"); i++)
+    for (unsigned i = 0; i < 12000 && answers("/v1/models", "fake/other"); i++)
         poll(NULL, 0, 5);
 }
 
@@ -256,12 +257,14 @@ static void one_name_has_one_fingerprint(void **state)
     until_run(4, 0);
     close_all(held, ARRAY_LEN(held));
 
-    /* The only verifier with the old fingerprint drains: the new one takes over. */
+    /* The only verifier with the old fingerprint drains: it keeps the name for a while, then the
+     * new one takes over. A request waits for that. */
     fake_verifier_state(verifiers[0], TANDEM__V1__MODEL_INFO__STATE__DRAINING, 0);
     until_answers("/health", "\"draining\"");
-    assert_false(answers("/health", "\"refused\""));
+    until_answers("/health", "many-0.sock still keeps that name with \\\"fp_fake\\\"");
     struct http_client next = stall(0);
     until_run(0, 1);
+    assert_false(answers("/health", "\"refused\""));
     close_all(&next, 1);
 
     /* Back with the old file it is the newcomer; with the new file it serves again. */
@@ -269,7 +272,7 @@ static void one_name_has_one_fingerprint(void **state)
     until_answers("/health", "\"refused\"");
     all_are_answered(4);
     fake_verifier_model(verifiers[0], "fake/model", "fp_next");
-    for (unsigned i = 0; i < 2000 && answers("/health", "\"refused\""); i++)
+    for (unsigned i = 0; i < 12000 && answers("/health", "\"refused\""); i++)
         poll(NULL, 0, 5);
     assert_false(answers("/health", "\"refused\""));
     held[0] = stall(0);
@@ -281,7 +284,7 @@ static void one_name_has_one_fingerprint(void **state)
     fake_verifier_model(verifiers[0], "fake/model", "fp_fake");
     fake_verifier_model(verifiers[1], "fake/model", "fp_fake");
     for (unsigned i = 0;
-         i < 2000 && (answers("/health", "\"refused\"") || answers("/v1/models", "fake/other"));
+         i < 12000 && (answers("/health", "\"refused\"") || answers("/v1/models", "fake/other"));
          i++)
         poll(NULL, 0, 5);
 }

@@ -26,6 +26,7 @@ LONG = bool(os.environ.get("TANDEM_TEST_LONG"))
 LIMIT_S = 60 * (5 if SANITIZED else 1)
 N_TOKENS = 24
 TRIES = 20
+NAME = "tales"
 VOLATILE = {"id", "created", "created_at", "metrics", "timings", "item_id", "call_id", "cached_tokens", "request_id"}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}}]
 SAMPLED = {"temperature": 1.2, "max_tokens": N_TOKENS, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
@@ -100,8 +101,8 @@ class Relay:
 
 
 class Verifier:
-    def __init__(self, folder, i):
-        self.path, self.log = os.path.join(folder, f"v{i}.sock"), os.path.join(folder, f"v{i}.log")
+    def __init__(self, folder, i, *options):
+        self.path, self.log, self.options = os.path.join(folder, f"v{i}.sock"), os.path.join(folder, f"v{i}.log"), options
         self.target = f"unix:{self.path}"
         self.start()
 
@@ -111,7 +112,7 @@ class Verifier:
         slow = {} if "tsan" in BIN else {"TANDEM_CPU": "c"}
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen([os.path.join(BIN, "verifier-svc"), "--model", MODEL, "--listen", self.target, "--threads", "1",
-                                             "--max-sequences", "64"], stdout=log, stderr=log, env={**os.environ, **slow})
+                                             "--max-sequences", "64", *self.options], stdout=log, stderr=log, env={**os.environ, **slow})
 
     def signal(self, number):
         self.process.send_signal(number)
@@ -136,20 +137,27 @@ class Stack(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="tandem-resume-")
         self.addCleanup(shutil.rmtree, self.folder)
-        self.verifiers = [Verifier(self.folder, i) for i in range(self.n_verifiers)]
-        for v in self.verifiers:
-            self.addCleanup(v.end)
+        self.verifiers = []
+        for i in range(self.n_verifiers):
+            self.add_verifier(i)
         self.targets = [v.target for v in self.verifiers]
         self.prepare()
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
-        self.log = os.path.join(self.folder, "gateway.log")
+        self.port, self.log = 0, os.path.join(self.folder, "gateway.log")
         with open(self.log, "wb") as log:
-            gateway = subprocess.Popen([os.path.join(BIN, "gateway"), "--listen", f"127.0.0.1:{self.port}", "--verifiers", ",".join(self.targets),
+            gateway = subprocess.Popen([os.path.join(BIN, "gateway"), "--listen", "127.0.0.1:0", "--verifiers", ",".join(self.targets),
                                         "--stall-timeout", "1", "--resume-wait", str(LIMIT_S), *self.options], stdout=log, stderr=log)
         self.addCleanup(self.stop_gateway, gateway)
+        self.until("the gateway listens", self.find_port)
         self.until_ready()
+
+    def find_port(self):
+        found = re.search(r"listening on 127\.0\.0\.1:(\d+),", self.gateway_log())
+        self.port = int(found[1]) if found else 0
+        return found
+
+    def add_verifier(self, i, *options):
+        self.verifiers.append(Verifier(self.folder, i, *options))
+        self.addCleanup(self.verifiers[-1].end)
 
     def prepare(self):
         pass
@@ -178,8 +186,11 @@ class Stack(unittest.TestCase):
         except OSError:
             return []  # the gateway starts
 
+    def until_states(self, *states):
+        self.until(f"the verifiers are {states}", lambda: self.states() == list(states))
+
     def until_ready(self):
-        self.until("all verifiers are ready", lambda: self.states() == ["ready"] * self.n_verifiers)
+        self.until_states(*["ready"] * self.n_verifiers)
 
     def resumed(self):
         return sum(float(n) for n in re.findall(r"^tandem_gateway_resumed_total(?:\{.*\})? (\S+)$", self.get("/metrics"), re.M))
@@ -327,6 +338,66 @@ class Alone(Stack):
         got = self.ask(long, self.restart, 5)
         self.assertEqual(metrics_of(got).get("resumed"), {"count": 1, "same_bits": True})
         self.same(got, self.ask(long))
+
+
+class OneName(Stack):
+    """A verifier with the name of a running one, but with another model, stands by."""
+    n_verifiers = 1
+
+    def setUp(self):
+        super().setUp()
+        self.owner = self.verifiers[0]
+
+    def prepare(self):
+        self.targets.append(f"unix:{self.folder}/v1.sock")
+
+    def add_verifier(self, i, *options):
+        super().add_verifier(i, *(options or ("--name", NAME)))
+
+    def until_ready(self):
+        if len(self.verifiers) == 1:
+            self.until_states("ready", "down")
+            self.add_verifier(1, "--model", os.path.join(ROOT, "models", "tales-11m-q8_0.gguf"), "--name", NAME)
+        self.until_states("ready", "refused")
+
+
+class Newcomer(OneName):
+    def stop_for_a_while(self):
+        self.owner.signal(signal.SIGSTOP)
+        timer = threading.Timer(6, self.owner.signal, [signal.SIGCONT])
+        timer.start()
+        self.addCleanup(timer.join)
+
+    def restart(self):
+        self.owner.kill()
+        self.owner.start()
+
+    def survives(self, hurt):
+        long = ("completions", {**ANSWERS["seeded"][1], "max_tokens": 400})
+        want = self.ask(long)
+        for _ in range(TRIES):
+            got = self.ask(long, hurt, 5)
+            self.same(got, want)
+            self.until_ready()
+            self.assertNotIn(f"verifier ready target={self.verifiers[1].target}", self.gateway_log())
+            if hurt == self.stop_for_a_while or self.resumed():
+                return
+        self.fail("no answer was resumed")
+
+    def test_the_owner_of_the_name_is_killed_and_restarted(self):
+        self.survives(self.restart)
+
+    def test_the_owner_of_the_name_is_stopped_for_a_while(self):
+        self.survives(self.stop_for_a_while)
+
+
+class DeadOwner(OneName):
+    options = ["--resume-wait", "0.5"]
+
+    def test_the_name_of_a_dead_owner_passes_on(self):
+        self.owner.kill()
+        self.until_states("down", "ready")
+        self.assertEqual(len(self.ask(ANSWERS["whole"])), 1)
 
 
 class Nobody(Stack):
