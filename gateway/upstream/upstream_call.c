@@ -124,7 +124,7 @@ static void send_leg(struct upstream_leg *leg, struct verifier *v, struct rpc_ms
     struct upstream_call *a = leg->a;
     *leg = (struct upstream_leg){.a = a, .verifier = v};
     a->target = upstream_target(v);
-    a->tried |= 1u << upstream_index(v);
+    a->tried |= 1u << upstream_index(v); // until it begins
     struct rpc_stream *s =
         rpc_stream_new(upstream_client(v), "/tandem.v1.Verifier/Generate", NULL, &events, leg);
     rpc_stream_send(s, request);
@@ -141,12 +141,9 @@ static void send_leg(struct upstream_leg *leg, struct verifier *v, struct rpc_ms
 static struct verifier *choose_verifier(const struct upstream_call *a,
                                         const struct upstream_leg * not )
 {
-    const struct upstream_want want = {.prompt = a->prompt,
-                                       .like = a->model,
-                                       .continues = a->begun,
-                                       .except = !a->begun ? a->tried
-                                                 : not     ? 1u << upstream_index(not ->verifier)
-                                                           : 0};
+    uint32_t left = not &&a->begun ? 1u << upstream_index(not ->verifier) : 0;
+    const struct upstream_want want = {
+        .prompt = a->prompt, .like = a->model, .continues = a->begun, .except = a->tried | left};
     const struct upstream_model *model;
     struct verifier *v;
     if (upstream_take(a->upstream, &want, &v, &model) < 0)
@@ -185,6 +182,7 @@ static bool ask_next(struct upstream_call *a, const struct upstream_leg * not )
     struct rpc_msg *request = v ? next_request(a) : NULL;
     if (!request) {
         upstream_release(v);
+        a->tried = a->begun ? 0 : a->tried; // each may be asked again
         pause_tries(a);
         return false;
     }
@@ -213,6 +211,7 @@ static bool adopt(struct upstream_call *a)
     a->current = leg;
     committed_continued(&a->committed);
     a->lost_us = 0;
+    a->tried = 0;
     a->pause_us = FIRST_PAUSE_US;
     set_waiting(a, 0);
     if (a->begun)
@@ -225,6 +224,7 @@ static bool adopt(struct upstream_call *a)
 static void mark_begun(struct upstream_call *a, int64_t seed)
 {
     a->begun = true;
+    a->tried = 0;
     a->committed.seed = seed;
     free(TAKE(a->prompt));
     set_waiting(a, 0);
@@ -322,7 +322,8 @@ static void on_message(void *user, struct rpc_msg *msg)
 
 /* ---- the end of a leg; with step_mu ---- */
 
-/* Whether another verifier may do better. The other errors are the request's own. */
+/* Whether another verifier may do better. A continuation may fail for any reason of its verifier.
+ * The other errors are the request's own. */
 static bool may_move(const struct upstream_call *a, bool leg_begun, enum rpc_code code)
 {
     switch (code) {
@@ -330,10 +331,12 @@ static bool may_move(const struct upstream_call *a, bool leg_begun, enum rpc_cod
         return true;
     case RPC_RESOURCE_EXHAUSTED: // the queue is full
         return !leg_begun;
-    case RPC_FAILED_PRECONDITION: // restarted with another model
-        return a->begun && !leg_begun;
-    default:
+    case RPC_OK:
+    case RPC_INVALID_ARGUMENT:
+    case RPC_OUT_OF_RANGE:
         return false;
+    default:
+        return a->begun && !leg_begun;
     }
 }
 

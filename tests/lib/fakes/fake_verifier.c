@@ -18,6 +18,7 @@ struct fake_verifier {
     Tandem__V1__ModelInfo__State state;
     float progress;
     uint32_t protocol;
+    bool continues;
     const char *template, *name, *fingerprint, *holder;
     Tandem__V1__GenerateRequest *last;
 };
@@ -181,7 +182,26 @@ static void kill_self(struct rpc_call *c)
     raise(SIGKILL);
 }
 
-static void run_script(struct rpc_call *c, struct script *p, const char *what,
+/* Loses an answer, then ends n_refused continuations with `code`. */
+static void send_lost(struct rpc_call *c, bool continues, enum rpc_code code, unsigned n_refused)
+{
+    static atomic_uint n_asked;
+    const ProtobufCBinaryData first = rpc_text("w0 "), second = rpc_text("w1 ");
+    if (continues && atomic_fetch_add(&n_asked, 1) < n_refused) {
+        rpc_call_finish(c, code, "as you asked");
+        return;
+    }
+    if (!continues)
+        atomic_store(&n_asked, 0);
+    send_started(c, (ProtobufCBinaryData){0, NULL});
+    send_tokens(c, continues ? &second : &first, 1, 0);
+    if (continues)
+        send_finished(c, 2, "");
+    else
+        rpc_call_finish(c, RPC_UNAVAILABLE, "as you asked");
+}
+
+static void run_script(struct rpc_call *c, struct script *p, const char *what, bool continues,
                        ProtobufCBinaryData echo)
 {
     char word[16] = "";
@@ -192,6 +212,10 @@ static void run_script(struct rpc_call *c, struct script *p, const char *what,
         return;
     if (strcmp(word, "status") == 0) {
         rpc_call_finish(c, (enum rpc_code)n, "as you asked");
+        return;
+    }
+    if (strcmp(word, "lose") == 0) {
+        send_lost(c, continues, (enum rpc_code)n, ms);
         return;
     }
     send_started(c, echo);
@@ -244,7 +268,8 @@ static void generate_start(struct rpc_call *c, struct rpc_msg *msg)
     if (f->last)
         tandem__v1__generate_request__free_unpacked(f->last, NULL);
     f->last = q;
-    run_script(c, p, what, text && q->echo ? q->text : (ProtobufCBinaryData){0, NULL});
+    run_script(c, p, what, q->continuation != NULL,
+               text && q->echo ? q->text : (ProtobufCBinaryData){0, NULL});
     pthread_mutex_unlock(&f->mu);
 }
 
@@ -271,6 +296,7 @@ static void model_start(struct rpc_call *c, struct rpc_msg *msg)
     m.progress = f->progress;
     m.chat_template = rpc_text(f->template);
     m.protocol = f->protocol;
+    m.continues = f->continues;
     m.name = rpc_text(f->name);
     m.fingerprint = rpc_text(f->fingerprint);
     pthread_mutex_unlock(&f->mu);
@@ -435,6 +461,13 @@ void fake_verifier_protocol(struct fake_verifier *f, uint32_t version)
 {
     pthread_mutex_lock(&f->mu);
     f->protocol = version;
+    pthread_mutex_unlock(&f->mu);
+}
+
+void fake_verifier_continues(struct fake_verifier *f)
+{
+    pthread_mutex_lock(&f->mu);
+    f->continues = true;
     pthread_mutex_unlock(&f->mu);
 }
 
