@@ -41,8 +41,8 @@ enum upstream_state {
  * A verifier that becomes ready with an owned name, but with another fingerprint, is REFUSED. It
  * becomes READY when the name has no such owner. */
 
-/* For the time between a verifier's last answer and the gateway's notice of its loss: the interval
- * and the timeout of GetModel, 2.5 s, and as much again for a busy machine. */
+/* The gateway notices a loss up to 2.5 s after the last answer: the interval and the timeout of
+ * GetModel. The grace is twice that. */
 #define UPSTREAM_OWNER_GRACE_US 5000000
 
 struct upstream_patience {

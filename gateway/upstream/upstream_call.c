@@ -162,15 +162,10 @@ static struct rpc_msg *next_request(struct upstream_call *a)
     return request;
 }
 
-/* The verifier that the call leaves, and the reason. */
+/* The verifier that the call leaves. a->why has the reason. */
 static const char *left_target(const struct upstream_call *a)
 {
     return a->current ? upstream_target(a->current->verifier) : a->lost_target;
-}
-
-static const char *left_why(const struct upstream_call *a)
-{
-    return a->current ? "it drains or is silent" : a->status.text;
 }
 
 /* Asks another verifier than that of `not` to take over. false: none can be asked now. */
@@ -189,7 +184,7 @@ static bool ask_next(struct upstream_call *a, const struct upstream_leg * not )
     leg->a = a;
     a->next = leg;
     if (!a->begun)
-        a->events->on_retry(a, left_target(a), upstream_target(v), left_why(a));
+        a->events->on_retry(a, left_target(a), upstream_target(v), a->why);
     else if (!a->current)
         set_waiting(a, clock_us());
     send_leg(leg, v, request);
@@ -200,7 +195,7 @@ static bool ask_next(struct upstream_call *a, const struct upstream_leg * not )
 static bool adopt(struct upstream_call *a)
 {
     struct upstream_leg *leg = TAKE(a->next);
-    const char *from = left_target(a), *why = left_why(a);
+    const char *from = left_target(a);
     if (!a->exact && committed_has_more(&a->committed)) { // the next tokens may differ from these
         leave(leg);
         pause_tries(a);
@@ -215,7 +210,7 @@ static bool adopt(struct upstream_call *a)
     a->pause_us = FIRST_PAUSE_US;
     set_waiting(a, 0);
     if (a->begun)
-        a->events->on_resume(a, from, upstream_target(leg->verifier), why);
+        a->events->on_resume(a, from, upstream_target(leg->verifier), a->why);
     return true;
 }
 
@@ -368,6 +363,7 @@ static void take_end(struct upstream_leg *leg, const struct rpc_status *status)
         a->current = NULL;
         a->lost_target = upstream_target(leg->verifier);
         a->status = *status;
+        a->why = a->status.text;
     } else {
         a->next = NULL;
         pause_tries(a);
@@ -436,16 +432,18 @@ void upstream_call_expire(struct upstream_call *a, int64_t late_us)
     pthread_mutex_unlock(&a->mu);
 }
 
-/* With step_mu. Whether the call should not stay at the verifier that runs it. A drain is no reason
- * to change bits. */
-static bool leaves(const struct upstream_call *a, int64_t now_us)
+/* With step_mu. Whether the call should not stay at the verifier that runs it; sets a->why. A drain
+ * is no reason to change bits. */
+static bool leaves(struct upstream_call *a, int64_t now_us)
 {
     switch (upstream_stay(a->current->verifier, a->patience->stall_us, now_us)) {
     case UPSTREAM_STAYS:
         return false;
     case UPSTREAM_LEAVES:
+        a->why = "it drains";
         return !a->begun || (a->exact && can_continue(a));
     default: // UPSTREAM_SILENT
+        a->why = "it is silent";
         return !a->begun || can_continue(a);
     }
 }
@@ -485,12 +483,12 @@ void upstream_call_pause(struct upstream_call *a)
     pthread_mutex_unlock(&a->mu);
 }
 
-void upstream_call_resume(struct upstream_call *a)
+void upstream_call_unpause(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->mu);
     for (int i = 0; i < UPSTREAM_CALL_LEGS; i++) {
         if (a->legs[i].call)
-            rpc_stream_resume(a->legs[i].call);
+            rpc_stream_unpause(a->legs[i].call);
     }
     pthread_mutex_unlock(&a->mu);
 }

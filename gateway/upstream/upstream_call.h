@@ -63,6 +63,7 @@ struct upstream_call {
     pthread_mutex_t step_mu;  // one event, end or tick at a time; guards the fields below
     const char *target;       // of the last try; NULL: none
     const char *lost_target;  // of the last verifier that was lost
+    const char *why;          // why the call leaves its verifier, or has lost it
     uint32_t tried;           // verifiers asked that have not begun; a bit per upstream_index()
     struct rpc_status status; // valid when the call has ended
     bool begun;               // a verifier has begun the request
@@ -95,4 +96,4 @@ void upstream_call_expire(struct upstream_call *a, int64_t late_us);
  * verifier in time. Callbacks may run, so the caller holds no lock. */
 void upstream_call_tick(struct upstream_call *a, int64_t now_us);
 void upstream_call_pause(struct upstream_call *a);
-void upstream_call_resume(struct upstream_call *a);
+void upstream_call_unpause(struct upstream_call *a);
