@@ -182,11 +182,12 @@ static void kill_self(struct rpc_call *c)
     raise(SIGKILL);
 }
 
-/* Loses an answer, then ends n_refused continuations with `code`. */
-static void send_lost(struct rpc_call *c, bool continues, enum rpc_code code, unsigned n_refused)
+/* Loses an answer of two tokens, then ends n_refused continuations with `code`. */
+static void send_lost(struct rpc_call *c, const char *const texts[2], bool continues,
+                      enum rpc_code code, unsigned n_refused)
 {
+    const ProtobufCBinaryData text = rpc_text(texts[continues]);
     static atomic_uint n_asked;
-    const ProtobufCBinaryData first = rpc_text("w0 "), second = rpc_text("w1 ");
     if (continues && atomic_fetch_add(&n_asked, 1) < n_refused) {
         rpc_call_finish(c, code, "as you asked");
         return;
@@ -194,7 +195,7 @@ static void send_lost(struct rpc_call *c, bool continues, enum rpc_code code, un
     if (!continues)
         atomic_store(&n_asked, 0);
     send_started(c, (ProtobufCBinaryData){0, NULL});
-    send_tokens(c, continues ? &second : &first, 1, 0);
+    send_tokens(c, &text, 1, 0);
     if (continues)
         send_finished(c, 2, "");
     else
@@ -214,8 +215,11 @@ static void run_script(struct rpc_call *c, struct script *p, const char *what, b
         rpc_call_finish(c, (enum rpc_code)n, "as you asked");
         return;
     }
-    if (strcmp(word, "lose") == 0) {
-        send_lost(c, continues, (enum rpc_code)n, ms);
+    if (strcmp(word, "lose") == 0 || strcmp(word, "call") == 0) {
+        static const char *const words[2] = {"w0 ", "w1 "},
+                                 *const call[2] = {"<tool_call>{\"name\": \"lo",
+                                                   "ok\", \"arguments\": {}}</tool_call>"};
+        send_lost(c, *word == 'l' ? words : call, continues, (enum rpc_code)n, ms);
         return;
     }
     send_started(c, echo);

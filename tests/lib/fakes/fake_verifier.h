@@ -15,6 +15,7 @@
  *     status CODE    the call ends with that gRPC status and a sentence
  *     lose CODE N    one token, then UNAVAILABLE; the next N calls that continue the answer, at any
  *                    fake of the process, end with CODE; a later one sends the second token
+ *     call CODE N    the same with a tool call in Hermes's format
  *     garbage        bytes that are not a message
  *     newer N        an event of no known kind, then as say
  *     choice         an event for a choice that was not requested

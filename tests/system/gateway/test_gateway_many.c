@@ -109,8 +109,9 @@ static void start_gateway(const char *first, const char *second, const char *res
     char targets[500];
     snprintf(targets, sizeof(targets), "%s,%s", first, second);
     const char *args[] = {
-        "--listen",      "127.0.0.1:0", "--verifiers",     targets, "--instance", "gateway",
-        "--resume-wait", resume_wait,   "--stall-timeout", "0.5",   NULL};
+        "--listen",        "127.0.0.1:0",   "--verifiers", targets,         "--instance",
+        "gateway",         "--tool-format", "hermes",      "--resume-wait", resume_wait,
+        "--stall-timeout", "0.5",           NULL};
     gateway = child_start(BINARY_DIR "/gateway", args);
     char *rest = child_wait_log(&gateway, "listening on 127.0.0.1:");
     port = (unsigned)atoi(rest);
@@ -365,6 +366,18 @@ static bool survives(enum rpc_code code, unsigned n_refused)
     return whole;
 }
 
+/* A tool call whose first half is of another verifier than its second. */
+static void a_tool_call_outlives_its_verifier(void)
+{
+    struct http_answer a = http_call(
+        port, "POST", "/v1/chat/completions",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"call 13 1\"}],\"tools\":[{\"type\":"
+        "\"function\",\"function\":{\"name\":\"look\",\"parameters\":{\"type\":\"object\"}}}]}");
+    assert_int_equal(a.status, 200);
+    assert_non_null(strstr(a.body, "\"function\":{\"name\":\"look\",\"arguments\":\"{}\"}"));
+    http_answer_done(&a);
+}
+
 static void an_answer_outlives_errors_of_the_verifiers_that_continue_it(void **state)
 {
     static const enum rpc_code theirs[] = {
@@ -376,6 +389,7 @@ static void an_answer_outlives_errors_of_the_verifiers_that_continue_it(void **s
     for (size_t i = 0; i < ARRAY_LEN(theirs); i++)
         assert_true(survives(theirs[i], 1));
     assert_true(survives(RPC_INTERNAL, 5)); // each is asked more than once
+    a_tool_call_outlives_its_verifier();
     assert_false(survives(RPC_INVALID_ARGUMENT, 1));
     assert_false(survives(RPC_OUT_OF_RANGE, 1));
     fake_verifier_stop(third);
