@@ -197,9 +197,9 @@ static int start(const struct gateway_options *o)
     rc = rc < 0 ? rc : check_open(o, fd, name);
     rc = rc < 0 ? rc : keep_usage(o);
     rc = rc < 0 ? rc : rpc_tls_init(&o->rpc_tls);
-    rc = rc < 0
-             ? rc
-             : upstream_new((const char *const *)o->verifiers.v, o->verifiers.n, &gateway.upstream);
+    rc = rc < 0 ? rc
+                : upstream_new((const char *const *)o->verifiers.v, o->verifiers.n, &patience,
+                               &gateway.upstream);
     rc = rc < 0 ? rc
                 : template_new((unsigned)o->template_workers,
                                (unsigned)(o->template_timeout * 1000), &templates);

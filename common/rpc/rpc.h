@@ -191,7 +191,7 @@ bool rpc_call_cancelled(struct rpc_call *c);
 /* Stops reading from the client, so the client must wait. A message whose read has already started
  * still arrives. */
 void rpc_call_pause(struct rpc_call *c);
-void rpc_call_resume(struct rpc_call *c);
+void rpc_call_unpause(struct rpc_call *c);
 
 /* True: the client of a stream has sent a message. Only from the callbacks of the call. */
 bool rpc_call_received(const struct rpc_call *c);
@@ -252,8 +252,8 @@ ssize_t rpc_stream_send(struct rpc_stream *s, struct rpc_msg *msg);
 void rpc_stream_close(struct rpc_stream *s); // the client sends no more messages
 void rpc_stream_cancel(struct rpc_stream *s);
 /* Stops reading, so the server must wait. A message whose read has already started still arrives;
- * on_end comes only after rpc_stream_resume(). rpc_stream_cancel() resumes. */
+ * on_end comes only after rpc_stream_unpause(). rpc_stream_cancel() unpauses.*/
 void rpc_stream_pause(struct rpc_stream *s);
-void rpc_stream_resume(struct rpc_stream *s);
+void rpc_stream_unpause(struct rpc_stream *s);
 /* Frees the handle only: the call continues until on_end. */
 void rpc_stream_free(struct rpc_stream *s);

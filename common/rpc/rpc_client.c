@@ -463,7 +463,7 @@ void rpc_stream_cancel(struct rpc_stream *s)
     s->cancelled = true;
     pthread_mutex_unlock(&s->mu);
     grpc_call_cancel(s->core, NULL);
-    rpc_stream_resume(s); // on_end comes only after the last message
+    rpc_stream_unpause(s); // on_end comes only after the last message
 }
 
 void rpc_stream_pause(struct rpc_stream *s)
@@ -473,7 +473,7 @@ void rpc_stream_pause(struct rpc_stream *s)
     pthread_mutex_unlock(&s->mu);
 }
 
-void rpc_stream_resume(struct rpc_stream *s)
+void rpc_stream_unpause(struct rpc_stream *s)
 {
     pthread_mutex_lock(&s->mu);
     bool due = s->recv_due;

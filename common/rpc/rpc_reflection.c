@@ -230,14 +230,14 @@ void rpc_reflection_register(const struct rpc_reflection *r, struct rpc_server *
          .during_drain = true,
          .drain_mark = MAX_WAITING,
          .on_message = on_message,
-         .on_drain = rpc_call_resume},
+         .on_drain = rpc_call_unpause},
         {.path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
          .roles = RPC_ROLE_ANY,
          .reads_stream = true,
          .during_drain = true,
          .drain_mark = MAX_WAITING,
          .on_message = on_message,
-         .on_drain = rpc_call_resume},
+         .on_drain = rpc_call_unpause},
     };
     for (size_t i = 0; i < ARRAY_LEN(methods); i++)
         rpc_server_add(s, &methods[i], (void *)(uintptr_t)r);

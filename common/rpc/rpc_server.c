@@ -134,8 +134,12 @@ static void refused_start(struct rpc_call *c, struct rpc_msg *req)
 {
     char theirs[RPC_ROLES_TEXT_MAX], needed[RPC_ROLES_TEXT_MAX];
     (void)req;
-    fail(-EACCES, "the role of this client is %s; %s is for the role %s",
-         rpc_roles_text(c->roles, theirs), c->asked->path, rpc_roles_text(c->asked->roles, needed));
+    fail(-EACCES,
+         "the role of this client is %s; %s is for the role %s; connect with a certificate of that "
+         "role (SAN tandem://ROLE, or tls_roles of this service), or over %s",
+         rpc_roles_text(c->roles, theirs), c->asked->path, rpc_roles_text(c->asked->roles, needed),
+         c->asked->roles == RPC_ROLE_OPERATOR ? "the socket of admin_listen"
+                                              : "a unix socket as the user of this service");
     rpc_call_finish(c, RPC_PERMISSION_DENIED, fail_text());
 }
 
@@ -754,7 +758,7 @@ void rpc_call_pause(struct rpc_call *c)
     pthread_mutex_unlock(&c->mu);
 }
 
-void rpc_call_resume(struct rpc_call *c)
+void rpc_call_unpause(struct rpc_call *c)
 {
     pthread_mutex_lock(&c->mu);
     bool due = c->recv_due && !c->cancelled;

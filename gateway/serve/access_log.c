@@ -139,8 +139,9 @@ void access_log_resumed(const struct access_log *c, struct http_request *r, cons
                         const char *to, const char *why)
 {
     metrics_add(metrics.resumed, 1);
-    log_info("answer resumed on another verifier id=%s%s from=%s to=%s: %s", http_id(r),
-             ids_text(c, r).text, from, to, why);
+    log_info("answer resumed on %s verifier id=%s%s from=%s to=%s: %s",
+             strcmp(from, to) == 0 ? "the same" : "another", http_id(r), ids_text(c, r).text, from,
+             to, why);
 }
 
 void access_log_lost_ids(void)

@@ -119,7 +119,7 @@ static void on_drain(void *user)
 {
     struct completion *x = user;
     for (unsigned i = 0; i < x->n_calls; i++)
-        upstream_call_resume(&x->calls[i]);
+        upstream_call_unpause(&x->calls[i]);
 }
 
 void completion_watch(struct completion *x)

@@ -132,27 +132,43 @@ static const char *quote(ProtobufCBinaryData text, char out[QUOTED])
     return log_quote((const char *)text.data, text.len, out, QUOTED);
 }
 
+/* With the lock. The other verifier owns the model name of this one. */
+static void refuse(struct verifier *v, const struct verifier *owner)
+{
+    char name[QUOTED], mine[QUOTED], theirs[QUOTED];
+    snprintf(v->problem, sizeof(v->problem),
+             "its model %s has the fingerprint %s, but %s %s that name with %s",
+             quote(v->model->info->name, name), quote(v->model->info->fingerprint, mine),
+             owner->target, owner->state == UPSTREAM_READY ? "serves" : "still keeps",
+             quote(owner->owned->info->fingerprint, theirs));
+    v->other_model = true;
+    set_state(v, UPSTREAM_REFUSED);
+}
+
 /* With the lock. The verifier has reported READY. */
 static void become_ready(struct verifier *v)
 {
-    const struct verifier *other = upstream_choose_conflict(v);
-    char name[QUOTED], mine[QUOTED], theirs[QUOTED];
-    v->other_model = other != NULL;
+    int64_t now_us = clock_us();
+    const struct verifier *owner = upstream_choose_owner(v, now_us);
+    if (owner || !upstream_choose_owned(v))
+        upstream_model_unref(TAKE(v->owned));
+    if (owner) {
+        refuse(v, owner);
+        return;
+    }
+    v->owned = v->owned ? v->owned : upstream_model_ref(v->model);
+    v->owned_us = now_us;
+    v->other_model = false;
     v->problem[0] = 0;
-    if (other)
-        snprintf(v->problem, sizeof(v->problem),
-                 "its model %s has the fingerprint %s, but %s serves that name with %s",
-                 quote(v->model->info->name, name), quote(v->model->info->fingerprint, mine),
-                 other->target, quote(other->model->info->fingerprint, theirs));
-    set_state(v, other ? UPSTREAM_REFUSED : UPSTREAM_READY);
+    set_state(v, UPSTREAM_READY);
 }
 
-/* With the lock. A verifier may have left; those that waited for its model name may be ready. */
+/* With the lock. Verifiers that waited for a model name may own it now. */
 static void admit_others(struct upstream *u)
 {
     for (unsigned i = 0; i < u->n; i++) {
         struct verifier *v = &u->verifiers[i];
-        if (v->state == UPSTREAM_REFUSED && v->other_model && !upstream_choose_conflict(v))
+        if (v->state == UPSTREAM_REFUSED && v->other_model && !upstream_choose_owner(v, clock_us()))
             become_ready(v);
     }
 }
@@ -388,7 +404,8 @@ enum upstream_state upstream_state(struct verifier *v, const struct upstream_mod
     return state;
 }
 
-int upstream_new(const char *const *targets, unsigned n, struct upstream **ret)
+int upstream_new(const char *const *targets, unsigned n, const struct upstream_patience *patience,
+                 struct upstream **ret)
 {
     AUTO(upstream_free) struct upstream *u = calloc(1, sizeof(*u));
     if (!u)
@@ -397,6 +414,7 @@ int upstream_new(const char *const *targets, unsigned n, struct upstream **ret)
     pthread_mutex_init(&u->mu, NULL);
     if (!n || n > UPSTREAM_MAX)
         return fail(-EINVAL, "there must be 1 to %d verifiers, not %u", UPSTREAM_MAX, n);
+    u->keep_us = UPSTREAM_OWNER_GRACE_US + patience->stall_us + patience->resume_us;
     int rc = affinity_new(&u->affinity);
     rc = rc < 0 ? rc : unary_calls_new(&u->calls);
     if (rc < 0)
@@ -438,6 +456,7 @@ void upstream_free(struct upstream *u)
     for (unsigned i = 0; i < u->n; i++) {
         rpc_client_free(u->verifiers[i].client); // waits for its calls
         upstream_model_unref(u->verifiers[i].model);
+        upstream_model_unref(u->verifiers[i].owned);
         free(u->verifiers[i].target);
     }
     affinity_free(u->affinity);

@@ -33,8 +33,22 @@ enum upstream_state {
 };
 
 /* The verifiers of one model name must have one fingerprint, so that any of them gives the same
- * answer. A verifier that becomes ready while another one of its name is READY with another
- * fingerprint is REFUSED. It becomes READY when no such verifier is READY. */
+ * answer. A verifier that is READY owns its model name. It keeps the name for
+ * UPSTREAM_OWNER_GRACE_US + stall_us + resume_us after its last answer as READY, so that running
+ * answers find equal bits again. It gives the name up earlier if it becomes ready with another
+ * model.
+ *
+ * A verifier that becomes ready with an owned name, but with another fingerprint, is REFUSED. It
+ * becomes READY when the name has no such owner. */
+
+/* The gateway notices a loss up to 2.5 s after the last answer: the interval and the timeout of
+ * GetModel. The grace is twice that. */
+#define UPSTREAM_OWNER_GRACE_US 5000000
+
+struct upstream_patience {
+    int64_t stall_us;  // silence of a verifier until its calls move
+    int64_t resume_us; // how long a lost answer waits for a verifier; 0: answers are not continued
+};
 
 /* The answer of a verifier to GetModel. info is never NULL. */
 struct upstream_model {
@@ -44,7 +58,8 @@ const struct upstream_model *upstream_model_ref(const struct upstream_model *m);
 void upstream_model_unref(const struct upstream_model *m); // NULL is fine
 
 /* targets: as gRPC writes them, "unix:/path", "dns:///host:port". -ENOMEM, -EINVAL. */
-int upstream_new(const char *const *targets, unsigned n, struct upstream **ret);
+int upstream_new(const char *const *targets, unsigned n, const struct upstream_patience *patience,
+                 struct upstream **ret);
 void upstream_free(struct upstream *u); // after all streaming calls have ended
 DEFINE_AUTO(struct upstream, upstream_free)
 
@@ -64,14 +79,16 @@ struct upstream_want {
     bool continues;                       // it can continue an answer that another one has begun
 };
 
-/* Takes a verifier for a request. Candidates are ready and serve the requested model. A candidate
+/* Takes a verifier for a request. Candidates are ready and serve the requested model. With `like`,
+ * a verifier that is refused only for its fingerprint is a candidate too. A candidate
  * with more requests than 2 x those of the least loaded candidate + 2 is ignored. Of the others,
  * chooses the one with the longest known prefix of the prompt; without a known prefix, the least
  * loaded one.
  *
  * The caller holds *ret until upstream_release() and owns a reference to *ret_model.
  * -ENOENT: no verifier serves the model.
- * -EAGAIN: a verifier that may serve the model is loading or has not answered yet.
+ * -EAGAIN: a verifier that may serve the model is loading, has not answered yet or waits for the
+ * model's name.
  * -EHOSTDOWN: the verifiers that serve the model cannot be reached, are draining or are refused.
  * Each with a sentence. */
 int upstream_take(struct upstream *u, const struct upstream_want *want, struct verifier **ret,
@@ -92,11 +109,6 @@ void upstream_stop(struct upstream *u);
 /* A call failed with UNAVAILABLE: queries the verifier now, before other requests are sent to the
  * verifier. */
 void upstream_suspect(struct verifier *v);
-
-struct upstream_patience {
-    int64_t stall_us;  // silence of a verifier until its calls move
-    int64_t resume_us; // how long a lost answer waits for a verifier; 0: answers are not continued
-};
 
 enum upstream_stay {
     UPSTREAM_STAYS,

@@ -124,7 +124,7 @@ static void send_leg(struct upstream_leg *leg, struct verifier *v, struct rpc_ms
     struct upstream_call *a = leg->a;
     *leg = (struct upstream_leg){.a = a, .verifier = v};
     a->target = upstream_target(v);
-    a->tried |= 1u << upstream_index(v);
+    a->tried |= 1u << upstream_index(v); // until it begins
     struct rpc_stream *s =
         rpc_stream_new(upstream_client(v), "/tandem.v1.Verifier/Generate", NULL, &events, leg);
     rpc_stream_send(s, request);
@@ -141,12 +141,9 @@ static void send_leg(struct upstream_leg *leg, struct verifier *v, struct rpc_ms
 static struct verifier *choose_verifier(const struct upstream_call *a,
                                         const struct upstream_leg * not )
 {
-    const struct upstream_want want = {.prompt = a->prompt,
-                                       .like = a->model,
-                                       .continues = a->begun,
-                                       .except = !a->begun ? a->tried
-                                                 : not     ? 1u << upstream_index(not ->verifier)
-                                                           : 0};
+    uint32_t left = not &&a->begun ? 1u << upstream_index(not ->verifier) : 0;
+    const struct upstream_want want = {
+        .prompt = a->prompt, .like = a->model, .continues = a->begun, .except = a->tried | left};
     const struct upstream_model *model;
     struct verifier *v;
     if (upstream_take(a->upstream, &want, &v, &model) < 0)
@@ -165,15 +162,10 @@ static struct rpc_msg *next_request(struct upstream_call *a)
     return request;
 }
 
-/* The verifier that the call leaves, and the reason. */
+/* The verifier that the call leaves. a->why has the reason. */
 static const char *left_target(const struct upstream_call *a)
 {
     return a->current ? upstream_target(a->current->verifier) : a->lost_target;
-}
-
-static const char *left_why(const struct upstream_call *a)
-{
-    return a->current ? "it drains or is silent" : a->status.text;
 }
 
 /* Asks another verifier than that of `not` to take over. false: none can be asked now. */
@@ -185,13 +177,14 @@ static bool ask_next(struct upstream_call *a, const struct upstream_leg * not )
     struct rpc_msg *request = v ? next_request(a) : NULL;
     if (!request) {
         upstream_release(v);
+        a->tried = a->begun ? 0 : a->tried; // each may be asked again
         pause_tries(a);
         return false;
     }
     leg->a = a;
     a->next = leg;
     if (!a->begun)
-        a->events->on_retry(a, left_target(a), upstream_target(v), left_why(a));
+        a->events->on_retry(a, left_target(a), upstream_target(v), a->why);
     else if (!a->current)
         set_waiting(a, clock_us());
     send_leg(leg, v, request);
@@ -202,7 +195,7 @@ static bool ask_next(struct upstream_call *a, const struct upstream_leg * not )
 static bool adopt(struct upstream_call *a)
 {
     struct upstream_leg *leg = TAKE(a->next);
-    const char *from = left_target(a), *why = left_why(a);
+    const char *from = left_target(a);
     if (!a->exact && committed_has_more(&a->committed)) { // the next tokens may differ from these
         leave(leg);
         pause_tries(a);
@@ -213,10 +206,11 @@ static bool adopt(struct upstream_call *a)
     a->current = leg;
     committed_continued(&a->committed);
     a->lost_us = 0;
+    a->tried = 0;
     a->pause_us = FIRST_PAUSE_US;
     set_waiting(a, 0);
     if (a->begun)
-        a->events->on_resume(a, from, upstream_target(leg->verifier), why);
+        a->events->on_resume(a, from, upstream_target(leg->verifier), a->why);
     return true;
 }
 
@@ -225,6 +219,7 @@ static bool adopt(struct upstream_call *a)
 static void mark_begun(struct upstream_call *a, int64_t seed)
 {
     a->begun = true;
+    a->tried = 0;
     a->committed.seed = seed;
     free(TAKE(a->prompt));
     set_waiting(a, 0);
@@ -325,7 +320,8 @@ static void on_message(void *user, struct rpc_msg *msg)
 
 /* ---- the end of a leg; with step_mu ---- */
 
-/* Whether another verifier may do better. The other errors are the request's own. */
+/* Whether another verifier may do better. A continuation may fail for any reason of its verifier.
+ * The other errors are the request's own. */
 static bool may_move(const struct upstream_call *a, bool leg_begun, enum rpc_code code)
 {
     switch (code) {
@@ -333,10 +329,12 @@ static bool may_move(const struct upstream_call *a, bool leg_begun, enum rpc_cod
         return true;
     case RPC_RESOURCE_EXHAUSTED: // the queue is full
         return !leg_begun;
-    case RPC_FAILED_PRECONDITION: // restarted with another model
-        return a->begun && !leg_begun;
-    default:
+    case RPC_OK:
+    case RPC_INVALID_ARGUMENT:
+    case RPC_OUT_OF_RANGE:
         return false;
+    default:
+        return a->begun && !leg_begun;
     }
 }
 
@@ -368,6 +366,7 @@ static void take_end(struct upstream_leg *leg, const struct rpc_status *status)
         a->current = NULL;
         a->lost_target = upstream_target(leg->verifier);
         a->status = *status;
+        a->why = a->status.text;
     } else {
         a->next = NULL;
         pause_tries(a);
@@ -436,16 +435,18 @@ void upstream_call_expire(struct upstream_call *a, int64_t late_us)
     pthread_mutex_unlock(&a->mu);
 }
 
-/* With step_mu. Whether the call should not stay at the verifier that runs it. A drain is no reason
- * to change bits. */
-static bool leaves(const struct upstream_call *a, int64_t now_us)
+/* With step_mu. Whether the call should not stay at the verifier that runs it; sets a->why. A drain
+ * is no reason to change bits. */
+static bool leaves(struct upstream_call *a, int64_t now_us)
 {
     switch (upstream_stay(a->current->verifier, a->patience->stall_us, now_us)) {
     case UPSTREAM_STAYS:
         return false;
     case UPSTREAM_LEAVES:
+        a->why = "it drains";
         return !a->begun || (a->exact && can_continue(a));
     default: // UPSTREAM_SILENT
+        a->why = "it is silent";
         return !a->begun || can_continue(a);
     }
 }
@@ -485,12 +486,12 @@ void upstream_call_pause(struct upstream_call *a)
     pthread_mutex_unlock(&a->mu);
 }
 
-void upstream_call_resume(struct upstream_call *a)
+void upstream_call_unpause(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->mu);
     for (int i = 0; i < UPSTREAM_CALL_LEGS; i++) {
         if (a->legs[i].call)
-            rpc_stream_resume(a->legs[i].call);
+            rpc_stream_unpause(a->legs[i].call);
     }
     pthread_mutex_unlock(&a->mu);
 }

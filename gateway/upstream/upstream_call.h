@@ -7,7 +7,9 @@
  *                 the committed tokens and continues the answer with the same bits
  *
  * A verifier that drains or is silent keeps the call until the other one has begun, so nothing is
- * lost if none can take it. A lost call waits for a verifier for patience->resume_us.
+ * lost if none can take it. A lost call waits for a verifier for patience->resume_us. Until then,
+ * an error of a verifier that was asked to continue is no reason to end, unless it is the request's
+ * own (INVALID_ARGUMENT, OUT_OF_RANGE).
  *
  * Threads: upstream_call_begin() and the callbacks one at a time; upstream_call_cancel() and the
  * functions after it any. */
@@ -63,7 +65,8 @@ struct upstream_call {
     pthread_mutex_t step_mu;  // one event, end or tick at a time; guards the fields below
     const char *target;       // of the last try; NULL: none
     const char *lost_target;  // of the last verifier that was lost
-    uint32_t tried;           // a bit per upstream_index(), while no verifier has begun the request
+    const char *why;          // why the call leaves its verifier, or has lost it
+    uint32_t tried;           // verifiers asked that have not begun; a bit per upstream_index()
     struct rpc_status status; // valid when the call has ended
     bool begun;               // a verifier has begun the request
     struct upstream_leg legs[UPSTREAM_CALL_LEGS];
@@ -95,4 +98,4 @@ void upstream_call_expire(struct upstream_call *a, int64_t late_us);
  * verifier in time. Callbacks may run, so the caller holds no lock. */
 void upstream_call_tick(struct upstream_call *a, int64_t now_us);
 void upstream_call_pause(struct upstream_call *a);
-void upstream_call_resume(struct upstream_call *a);
+void upstream_call_unpause(struct upstream_call *a);

@@ -16,14 +16,33 @@ static bool same_bytes(ProtobufCBinaryData a, ProtobufCBinaryData b)
     return a.len == b.len && (!a.len || memcmp(a.data, b.data, a.len) == 0);
 }
 
-const struct verifier *upstream_choose_conflict(const struct verifier *v)
+static bool same_name(const struct upstream_model *a, const struct upstream_model *b)
 {
-    const Tandem__V1__ModelInfo *mine = v->model->info;
+    return same_bytes(a->info->name, b->info->name);
+}
+
+static bool same_bits(const struct upstream_model *a, const struct upstream_model *b)
+{
+    return same_bytes(a->info->fingerprint, b->info->fingerprint);
+}
+
+bool upstream_choose_owned(const struct verifier *v)
+{
+    return v->owned && same_name(v->owned, v->model) && same_bits(v->owned, v->model);
+}
+
+/* Whether the verifier owns the name of v->owned. */
+static bool is_owner(const struct verifier *v, int64_t now_us)
+{
+    return v->owned && (v->state == UPSTREAM_READY || now_us - v->owned_us < v->u->keep_us);
+}
+
+const struct verifier *upstream_choose_owner(const struct verifier *v, int64_t now_us)
+{
     for (unsigned i = 0; i < v->u->n; i++) {
         const struct verifier *other = &v->u->verifiers[i];
-        if (other != v && other->state == UPSTREAM_READY &&
-            same_bytes(mine->name, other->model->info->name) &&
-            !same_bytes(mine->fingerprint, other->model->info->fingerprint))
+        if (other != v && is_owner(other, now_us) && same_name(v->model, other->owned) &&
+            !same_bits(v->model, other->owned))
             return other;
     }
     return NULL;
@@ -36,8 +55,14 @@ static bool is_suitable(const struct verifier *v, const struct upstream_want *w)
     if (w->except >> verifier_index(v) & 1 || !serves_model(v, w->model) ||
         (w->continues && !v->model->info->continues))
         return false;
-    return !like || (same_bytes(like->info->name, v->model->info->name) &&
-                     same_bytes(like->info->fingerprint, v->model->info->fingerprint));
+    return !like || (same_name(like, v->model) && same_bits(like, v->model));
+}
+
+static bool is_candidate(const struct verifier *v, const struct upstream_want *w)
+{
+    bool serves =
+        v->state == UPSTREAM_READY || (w->like && v->state == UPSTREAM_REFUSED && v->other_model);
+    return serves && is_suitable(v, w);
 }
 
 /* With the lock. */
@@ -46,7 +71,7 @@ static struct verifier *least_loaded(struct upstream *u, const struct upstream_w
     struct verifier *found = NULL;
     for (unsigned i = 0; i < u->n; i++) {
         struct verifier *v = &u->verifiers[i];
-        if (v->state == UPSTREAM_READY && is_suitable(v, w) &&
+        if (is_candidate(v, w) &&
             (!found || atomic_load(&v->n_requests) < atomic_load(&found->n_requests)))
             found = v;
     }
@@ -65,8 +90,7 @@ struct verifier *upstream_choose(struct upstream *u, const struct upstream_want 
     most = pieces[verifier_index(found)];
     for (unsigned i = 0; i < u->n; i++) {
         struct verifier *v = &u->verifiers[i];
-        if (pieces[i] > most && v->state == UPSTREAM_READY && is_suitable(v, w) &&
-            atomic_load(&v->n_requests) <= limit) {
+        if (pieces[i] > most && is_candidate(v, w) && atomic_load(&v->n_requests) <= limit) {
             found = v;
             most = pieces[i];
         }
@@ -101,6 +125,17 @@ static bool is_served_nowhere(const struct upstream *u, const char *model)
     return ready;
 }
 
+/* With the lock. Whether a verifier of `model` gets requests when the name's owner gives it up. */
+static bool waits_for_name(const struct upstream *u, const char *model)
+{
+    for (unsigned i = 0; i < u->n; i++) {
+        const struct verifier *v = &u->verifiers[i];
+        if (v->state == UPSTREAM_REFUSED && v->other_model && serves_model(v, model))
+            return true;
+    }
+    return false;
+}
+
 int upstream_choose_error(const struct upstream *u, const char *model)
 {
     const struct verifier *v = first_in_state(u, UPSTREAM_LOADING, model);
@@ -109,6 +144,8 @@ int upstream_choose_error(const struct upstream *u, const char *model)
                     (double)v->model->info->progress * 100);
     if (first_in_state(u, UPSTREAM_UNKNOWN, model))
         return fail(-EAGAIN, "the verifier has not answered yet");
+    if (waits_for_name(u, model))
+        return fail(-EAGAIN, UPSTREAM_UNREACHED);
     if (is_served_nowhere(u, model))
         return fail(-ENOENT, "the model '%.200s' is not served here", model);
     if (first_in_state(u, UPSTREAM_DRAINING, model))
@@ -123,5 +160,5 @@ bool upstream_choose_waits(struct upstream *u, const char *model)
 {
     return !least_loaded(u, &(struct upstream_want){.model = model}) &&
            (first_in_state(u, UPSTREAM_LOADING, model) ||
-            first_in_state(u, UPSTREAM_UNKNOWN, model));
+            first_in_state(u, UPSTREAM_UNKNOWN, model) || waits_for_name(u, model));
 }

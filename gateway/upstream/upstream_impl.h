@@ -14,6 +14,8 @@ struct verifier {
     const struct upstream_model *model;
     char problem[FAIL_TEXT_MAX];
     bool other_model; // REFUSED for its fingerprint; else for its protocol version
+    const struct upstream_model *owned; // when it was last READY; NULL: never, or given up
+    int64_t owned_us;                   // time of that answer
     bool query_pending;
     int64_t query_at_us;
     int64_t answered_us; // time of its last answer to GetModel
@@ -33,6 +35,7 @@ struct upstream {
     struct unary_calls *calls;
     pthread_t watcher;
     bool started;       // the watcher
+    int64_t keep_us;    // how long a verifier keeps its model name after its last READY
     pthread_mutex_t mu; // guards the fields below
     pthread_cond_t changed;
     bool stopping;
@@ -48,13 +51,16 @@ static inline unsigned verifier_index(const struct verifier *v)
 
 /* ---- upstream_choose.c; all with the lock ---- */
 
-/* A ready verifier with v's model name and another fingerprint; NULL: none. v->model is set. */
-const struct verifier *upstream_choose_conflict(const struct verifier *v);
+/* Another verifier that owns v's model name with another fingerprint; NULL: none. v->model is
+ * set. */
+const struct verifier *upstream_choose_owner(const struct verifier *v, int64_t now_us);
+/* Whether v owns its name with v->model, or did before. v->model is set. */
+bool upstream_choose_owned(const struct verifier *v);
 
 /* The verifier for a request, see upstream_take(). NULL: no suitable one is ready. */
 struct verifier *upstream_choose(struct upstream *u, const struct upstream_want *want);
-/* Whether a request for `model` may wait. True: no verifier that serves `model` is ready, but one
- * that may serve it is loading or has not answered yet. */
+/* Whether a request for `model` may wait. True: no verifier that serves `model` is ready. One
+ * that may serve it is loading, has not answered yet or waits for the model's name. */
 bool upstream_choose_waits(struct upstream *u, const char *model);
 /* Why upstream_choose() found none: -ENOENT, -EAGAIN or -EHOSTDOWN, each with a sentence. */
 int upstream_choose_error(const struct upstream *u, const char *model);

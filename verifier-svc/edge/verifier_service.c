@@ -156,7 +156,7 @@ static void run_open(struct verifier_service *s, const struct job *j)
     if (err < 0)
         verifier_service_refuse(s, j->call, msg, err);
     else
-        rpc_call_resume(j->call);
+        rpc_call_unpause(j->call);
 }
 
 /* The engine ends the request, after the commit of a draft that is in the inbox. */

@@ -196,7 +196,27 @@ static void kill_self(struct rpc_call *c)
     raise(SIGKILL);
 }
 
-static void run_script(struct rpc_call *c, struct script *p, const char *what,
+/* Loses an answer of two tokens, then ends n_refused continuations with `code`. */
+static void send_lost(struct rpc_call *c, const char *const texts[2], bool continues,
+                      enum rpc_code code, unsigned n_refused)
+{
+    const ProtobufCBinaryData text = rpc_text(texts[continues]);
+    static atomic_uint n_asked;
+    if (continues && atomic_fetch_add(&n_asked, 1) < n_refused) {
+        rpc_call_finish(c, code, "as you asked");
+        return;
+    }
+    if (!continues)
+        atomic_store(&n_asked, 0);
+    send_started(c, (ProtobufCBinaryData){0, NULL});
+    send_tokens(c, &text, 1, 0);
+    if (continues)
+        send_finished(c, 2, "");
+    else
+        rpc_call_finish(c, RPC_UNAVAILABLE, "as you asked");
+}
+
+static void run_script(struct rpc_call *c, struct script *p, const char *what, bool continues,
                        ProtobufCBinaryData echo)
 {
     char word[16] = "", letter = 'a';
@@ -207,6 +227,13 @@ static void run_script(struct rpc_call *c, struct script *p, const char *what,
         return;
     if (strcmp(word, "status") == 0) {
         rpc_call_finish(c, (enum rpc_code)n, "as you asked");
+        return;
+    }
+    if (strcmp(word, "lose") == 0 || strcmp(word, "call") == 0) {
+        static const char *const words[2] = {"w0 ", "w1 "},
+                                 *const call[2] = {"<tool_call>{\"name\": \"lo",
+                                                   "ok\", \"arguments\": {}}</tool_call>"};
+        send_lost(c, *word == 'l' ? words : call, continues, (enum rpc_code)n, ms);
         return;
     }
     send_started(c, echo);
@@ -262,7 +289,8 @@ static void generate_start(struct rpc_call *c, struct rpc_msg *msg)
     if (f->last)
         tandem__v1__generate_request__free_unpacked(f->last, NULL);
     f->last = q;
-    run_script(c, p, what, text && q->echo ? q->text : (ProtobufCBinaryData){0, NULL});
+    run_script(c, p, what, q->continuation != NULL,
+               text && q->echo ? q->text : (ProtobufCBinaryData){0, NULL});
     pthread_mutex_unlock(&f->mu);
 }
 

@@ -15,6 +15,9 @@
  *     die N          N tokens, then the process kills itself
  *     short N        N tokens, then status OK without a finish
  *     status CODE    the call ends with that gRPC status and a sentence
+ *     lose CODE N    one token, then UNAVAILABLE; the next N calls that continue the answer, at any
+ *                    fake of the process, end with CODE; a later one sends the second token
+ *     call CODE N    the same with a tool call in Hermes's format
  *     garbage        bytes that are not a message
  *     newer N        an event of no known kind, then as say
  *     choice         an event for a choice that was not requested
@@ -40,7 +43,7 @@ void fake_verifier_state(struct fake_verifier *f, Tandem__V1__ModelInfo__State s
                          float progress);
 void fake_verifier_protocol(struct fake_verifier *f, uint32_t version);   // for GetModel
 void fake_verifier_template(struct fake_verifier *f, const char *source); // static text
-void fake_verifier_continues(struct fake_verifier *f, bool yes); // answers; false by default
+void fake_verifier_continues(struct fake_verifier *f, bool yes); // as GetModel says; false by default
 /* Static texts. Defaults: "fake/model" and "fp_fake". */
 void fake_verifier_model(struct fake_verifier *f, const char *name, const char *fingerprint);
 /* Sets the text that "spell" sends for a letter from a to d: static, ASCII, not empty. */

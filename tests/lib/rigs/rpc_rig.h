@@ -6,7 +6,7 @@
  *     /test/Chat     answers each message with the same message
  *     /test/Keep     starts and never ends
  *     /test/Flood    sends 64 messages of 64 KiB; pauses while more than 256 KiB are unread
- *     /test/Paused   like Chat, but reads only after rpc_call_resume()
+ *     /test/Paused   like Chat, but reads only after rpc_call_unpause()
  *     /test/Own      like Keep; RPC_RIG_OWN_CALLS calls, which take no slots of other calls */
 #pragma once
 #include <pthread.h>

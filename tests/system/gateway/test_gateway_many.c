@@ -13,6 +13,7 @@
 #include "lib/clients/http_client.h"
 #include "lib/lib.h"
 #include "lib/rigs/services.h"
+#include "rpc/rpc.h"
 
 #define N 2
 
@@ -37,7 +38,7 @@ static bool answers(const char *path, const char *part)
 
 static void until_answers(const char *path, const char *part)
 {
-    for (unsigned i = 0; i < 2000 && !answers(path, part); i++)
+    for (unsigned i = 0; i < 12000 && !answers(path, part); i++)
         poll(NULL, 0, 5);
     assert_true(answers(path, part));
 }
@@ -52,7 +53,7 @@ static void until_up(const char *target)
 /* Waits until each verifier runs this many requests. */
 static void until_run(unsigned a, unsigned b)
 {
-    for (unsigned i = 0; i < 2000; i++) {
+    for (unsigned i = 0; i < 12000; i++) {
         if (fake_verifier_running(verifiers[0]) == a && fake_verifier_running(verifiers[1]) == b)
             return;
         poll(NULL, 0, 5);
@@ -103,12 +104,14 @@ static void is_answered(struct http_client *c)
     http_client_close(c);
 }
 
-static void start_gateway(const char *first, const char *second)
+static void start_gateway(const char *first, const char *second, const char *resume_wait)
 {
-    char targets[300];
+    char targets[500];
     snprintf(targets, sizeof(targets), "%s,%s", first, second);
-    const char *args[] = {"--listen",   "127.0.0.1:0", "--verifiers", targets,
-                          "--instance", "gateway",     NULL};
+    const char *args[] = {
+        "--listen",        "127.0.0.1:0",   "--verifiers", targets,         "--instance",
+        "gateway",         "--tool-format", "hermes",      "--resume-wait", resume_wait,
+        "--stall-timeout", "0.5",           NULL};
     gateway = child_start(BINARY_DIR "/gateway", args);
     char *rest = child_wait_log(&gateway, "listening on 127.0.0.1:");
     port = (unsigned)atoi(rest);
@@ -123,7 +126,7 @@ static int start_all(void **state)
         target_of(i, targets[i]);
         verifiers[i] = fake_verifier_start(targets[i]);
     }
-    start_gateway(targets[0], targets[1]);
+    start_gateway(targets[0], targets[1], "0");
     for (unsigned i = 0; i < N; i++)
         until_up(targets[i]);
     return 0;
@@ -214,7 +217,7 @@ static void the_name_of_the_model_selects_the_verifier(void **state)
     http_answer_done(&a);
     http_client_close(&c[0]);
     fake_verifier_model(verifiers[1], "fake/model", "fp_fake");
-    for (unsigned i = 0; i < 2000 && answers("/v1/models", "fake/other"); i++)
+    for (unsigned i = 0; i < 12000 && answers("/v1/models", "fake/other"); i++)
         poll(NULL, 0, 5);
 }
 
@@ -256,12 +259,14 @@ static void one_name_has_one_fingerprint(void **state)
     until_run(4, 0);
     close_all(held, ARRAY_LEN(held));
 
-    /* The only verifier with the old fingerprint drains: the new one takes over. */
+    /* The only verifier with the old fingerprint drains: it keeps the name for a while, then the
+     * new one takes over. A request waits for that. */
     fake_verifier_state(verifiers[0], TANDEM__V1__MODEL_INFO__STATE__DRAINING, 0);
     until_answers("/health", "\"draining\"");
-    assert_false(answers("/health", "\"refused\""));
+    until_answers("/health", "many-0.sock still keeps that name with \\\"fp_fake\\\"");
     struct http_client next = stall(0);
     until_run(0, 1);
+    assert_false(answers("/health", "\"refused\""));
     close_all(&next, 1);
 
     /* Back with the old file it is the newcomer; with the new file it serves again. */
@@ -269,7 +274,7 @@ static void one_name_has_one_fingerprint(void **state)
     until_answers("/health", "\"refused\"");
     all_are_answered(4);
     fake_verifier_model(verifiers[0], "fake/model", "fp_next");
-    for (unsigned i = 0; i < 2000 && answers("/health", "\"refused\""); i++)
+    for (unsigned i = 0; i < 12000 && answers("/health", "\"refused\""); i++)
         poll(NULL, 0, 5);
     assert_false(answers("/health", "\"refused\""));
     held[0] = stall(0);
@@ -281,7 +286,7 @@ static void one_name_has_one_fingerprint(void **state)
     fake_verifier_model(verifiers[0], "fake/model", "fp_fake");
     fake_verifier_model(verifiers[1], "fake/model", "fp_fake");
     for (unsigned i = 0;
-         i < 2000 && (answers("/health", "\"refused\"") || answers("/v1/models", "fake/other"));
+         i < 12000 && (answers("/health", "\"refused\"") || answers("/v1/models", "fake/other"));
          i++)
         poll(NULL, 0, 5);
 }
@@ -294,7 +299,7 @@ static void a_dead_verifier_gets_no_requests(void **state)
     snprintf(first, sizeof(first), "unix:%s/mortal.sock", service_dir());
     target_of(1, second);
     struct child mortal = start_mortal(first);
-    start_gateway(first, second);
+    start_gateway(first, second, "0");
     until_up(first);
     until_up(second);
     struct http_client begun = begin(0, "default", "pace 1000000 10");
@@ -325,6 +330,71 @@ static void a_dead_verifier_gets_no_requests(void **state)
     child_wait(&mortal);
 }
 
+/* ---- errors of verifiers that were asked to continue ---- */
+
+/* A gateway that continues answers, and a third verifier. */
+static struct fake_verifier *start_continuing(void)
+{
+    char targets[N][128], last[128], two[300];
+    child_stop(&gateway);
+    snprintf(last, sizeof(last), "unix:%s/third.sock", service_dir());
+    struct fake_verifier *third = fake_verifier_start(last);
+    fake_verifier_continues(third, true);
+    for (unsigned i = 0; i < N; i++) {
+        fake_verifier_continues(verifiers[i], true);
+        target_of(i, targets[i]);
+    }
+    snprintf(two, sizeof(two), "%s,%s", targets[0], targets[1]);
+    start_gateway(two, last, "60");
+    until_up(targets[0]);
+    until_up(targets[1]);
+    until_up(last);
+    return third;
+}
+
+/* The answer to "lose CODE N" has both tokens. */
+static bool survives(enum rpc_code code, unsigned n_refused)
+{
+    char what[32];
+    snprintf(what, sizeof(what), "lose %d %u", code, n_refused);
+    struct http_client c = begin(0, "default", what);
+    struct http_answer a = http_client_read(&c, 60000);
+    assert_int_equal(a.status, 200);
+    bool whole = strstr(a.body, "w0 ") && strstr(a.body, "w1 ") && !strstr(a.body, "\"error\"");
+    http_answer_done(&a);
+    http_client_close(&c);
+    return whole;
+}
+
+/* A tool call whose first half is of another verifier than its second. */
+static void a_tool_call_outlives_its_verifier(void)
+{
+    struct http_answer a = http_call(
+        port, "POST", "/v1/chat/completions",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"call 13 1\"}],\"tools\":[{\"type\":"
+        "\"function\",\"function\":{\"name\":\"look\",\"parameters\":{\"type\":\"object\"}}}]}");
+    assert_int_equal(a.status, 200);
+    assert_non_null(strstr(a.body, "\"function\":{\"name\":\"look\",\"arguments\":\"{}\"}"));
+    http_answer_done(&a);
+}
+
+static void an_answer_outlives_errors_of_the_verifiers_that_continue_it(void **state)
+{
+    static const enum rpc_code theirs[] = {
+        RPC_CANCELLED,           RPC_UNKNOWN,        RPC_DEADLINE_EXCEEDED, RPC_PERMISSION_DENIED,
+        RPC_RESOURCE_EXHAUSTED,  RPC_ABORTED,        RPC_UNIMPLEMENTED,     RPC_INTERNAL,
+        RPC_FAILED_PRECONDITION, RPC_UNAUTHENTICATED};
+    (void)state;
+    struct fake_verifier *third = start_continuing();
+    for (size_t i = 0; i < ARRAY_LEN(theirs); i++)
+        assert_true(survives(theirs[i], 1));
+    assert_true(survives(RPC_INTERNAL, 5)); // each is asked more than once
+    a_tool_call_outlives_its_verifier();
+    assert_false(survives(RPC_INVALID_ARGUMENT, 1));
+    assert_false(survives(RPC_OUT_OF_RANGE, 1));
+    fake_verifier_stop(third);
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--play-verifier") == 0)
@@ -337,6 +407,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_name_of_the_model_selects_the_verifier),
         cmocka_unit_test(one_name_has_one_fingerprint),
         cmocka_unit_test(a_dead_verifier_gets_no_requests),
+        cmocka_unit_test(an_answer_outlives_errors_of_the_verifiers_that_continue_it),
     };
     return cmocka_run_group_tests(tests, start_all, stop_all);
 }

@@ -65,7 +65,9 @@ class Roles(Folder):
                                  (role, method, text))
             else:
                 self.assertEqual(status, "PERMISSION_DENIED", (role, method, text))
-                self.assertRegex(text, f"^the role of this client is {name or role or 'none'}; {method} is for the role ")
+                self.assertRegex(text, f"^the role of this client is {name or role or 'none'}; {method} is for the role [a-z ]+; "
+                                       "connect with a certificate of that role \\(SAN tandem://ROLE, or tls_roles of this service\\), or over "
+                                       + ("the socket of admin_listen$" if method == SETS else "a unix socket as the user of this service$"))
 
     def test_certificates_call_what_their_role_may(self):
         for role, allowed in AT_VERIFIER.items():

@@ -306,7 +306,7 @@ static void the_verifier_waits_for_a_client_that_does_not_read(void **state)
     rpc_stream_pause(g.stream);
     wait_metric(client, "tandem_num_requests_paused", 16);
     assert_true(service_said(&verifier, "answer paused"));
-    rpc_stream_resume(g.stream);
+    rpc_stream_unpause(g.stream);
     generation_end(&g);
     assert_int_equal(g.status.code, RPC_OK);
     same_answer(&a[0], &a[1]);
@@ -333,7 +333,7 @@ static void a_client_that_never_reads_is_ended_after_the_timeout(void **state)
     rpc_stream_pause(g.stream);
     while (metric_of(c, "tandem_request_failed_total") == 0)
         nap();
-    rpc_stream_resume(g.stream);
+    rpc_stream_unpause(g.stream);
     generation_end(&g);
     assert_int_equal(g.status.code, RPC_RESOURCE_EXHAUSTED);
     assert_string_equal(g.status.text, "more than 256 KiB of the answer were not read for 1 s");

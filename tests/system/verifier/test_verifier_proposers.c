@@ -532,7 +532,7 @@ static void a_preempted_sequence_gives_up_its_place_at_the_proposer(void **state
         run_again(c, &w, &a[2]);
     assert_true(drafts_of(c, 0) > before);
     assert_true(liar_n_left(p) > 0); // paused sequences may continue later
-    rpc_stream_resume(slow.stream);
+    rpc_stream_unpause(slow.stream);
     generation_end(&slow);
     assert_int_equal(slow.status.code, RPC_OK);
     same_answer(&a[0], &a[1]);

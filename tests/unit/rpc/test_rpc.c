@@ -247,7 +247,7 @@ static void a_slow_client_pauses_the_server_until_on_drain(void **state)
         assert_int_equal(rpc_rig_echo(r->client, NULL, 7).code, RPC_OK);
     assert_true(rpc_rig_count(&rpc_rig_seen.flooded) < 40); // of 64; the others wait for the client
     assert_true(rpc_rig_count(&t.messages) <= 1);           // a read that had started
-    rpc_stream_resume(s);
+    rpc_stream_unpause(s);
     rpc_rig_finish(s, &t, RPC_OK);
     assert_int_equal(t.messages, 64);
     assert_true(rpc_rig_count(&rpc_rig_seen.drains) >= 1);
@@ -270,7 +270,7 @@ static void unread_answers_are_dropped(const uint32_t *sizes, size_t n)
     rpc_rig_await(&rpc_rig_seen.ends, 1);
     assert_int_equal(rpc_rig_seen.cancels, 1);
     assert_true(rpc_rig_count(&t.messages) <= 1);
-    rpc_stream_resume(s);
+    rpc_stream_unpause(s);
     rpc_rig_await(&t.ends, 1);
     assert_int_not_equal(t.status.code, RPC_OK);
     rpc_stream_free(s);
@@ -312,7 +312,7 @@ static void a_server_that_does_not_read_pauses_the_client(void **state)
     assert_true(n >= 512 << 10);
     assert_int_equal(rpc_rig_count(&rpc_rig_seen.messages), 0);
     int drains = rpc_rig_count(&t.drains); // while the connection still accepted bytes
-    rpc_call_resume(rpc_rig_seen.kept);
+    rpc_call_unpause(rpc_rig_seen.kept);
     rpc_call_unref(rpc_rig_seen.kept);
     rpc_rig_await(&t.drains, drains + 1);
     rpc_stream_close(s);

@@ -91,7 +91,7 @@ static void stress_stream(struct stress *x)
         if (action == 0)
             rpc_stream_pause(s);
         else if (action == 1)
-            rpc_stream_resume(s);
+            rpc_stream_unpause(s);
         else if (action == 2)
             rpc_stream_close(s);
         else
@@ -99,7 +99,7 @@ static void stress_stream(struct stress *x)
     }
     if (random_below(x, 2))
         rpc_stream_cancel(s);
-    rpc_stream_resume(s);
+    rpc_stream_unpause(s);
     rpc_rig_await(&t.ends, 1); // at the latest by its deadline
     rpc_stream_free(s);
 }
