@@ -139,9 +139,9 @@ static void send_leg(struct upstream_leg *leg, struct verifier *v, struct rpc_ms
 /* A verifier with the same model that was not tried yet, or that can continue the answer. NULL:
  * there is none. */
 static struct verifier *choose_verifier(const struct upstream_call *a,
-                                        const struct upstream_leg * not )
+                                        const struct upstream_leg *from)
 {
-    uint32_t left = not &&a->begun ? 1u << upstream_index(not ->verifier) : 0;
+    uint32_t left = from && a->begun ? 1u << upstream_index(from->verifier) : 0;
     const struct upstream_want want = {
         .prompt = a->prompt, .like = a->model, .continues = a->begun, .except = a->tried | left};
     const struct upstream_model *model;
@@ -168,12 +168,12 @@ static const char *left_target(const struct upstream_call *a)
     return a->current ? upstream_target(a->current->verifier) : a->lost_target;
 }
 
-/* Asks another verifier than that of `not` to take over. false: none can be asked now. */
-static bool ask_next(struct upstream_call *a, const struct upstream_leg * not )
+/* Asks another verifier than that of `from` to take over. false: none can be asked now. */
+static bool ask_next(struct upstream_call *a, const struct upstream_leg *from)
 {
     struct upstream_leg *leg = free_leg(a);
     bool tried_enough = !a->begun && __builtin_popcount(a->tried) >= MAX_TRIES;
-    struct verifier *v = leg && !tried_enough ? choose_verifier(a, not ) : NULL;
+    struct verifier *v = leg && !tried_enough ? choose_verifier(a, from) : NULL;
     struct rpc_msg *request = v ? next_request(a) : NULL;
     if (!request) {
         upstream_release(v);
