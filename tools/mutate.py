@@ -72,9 +72,9 @@ def faults_of_line(raw, code):
     if m and code.count("(") == code.count(")"):
         yield "condition", "%s!(%s)%s" % (raw[:m.end(1)], raw[m.end(1):m.end(2)], raw[m.end(2):])
     if CALL.match(code):
-        yield "call", re.match(r"\s*", raw).group(0) + ";"
+        yield "call", re.match(r"\s*", raw).group(0) + "{}"
     if RETURN.match(code) and code.endswith(";"):
-        yield "return", re.match(r"\s*", raw).group(0) + ";"
+        yield "return", re.match(r"\s*", raw).group(0) + "{}"
 
 
 def draw_all(folder):

@@ -47,6 +47,12 @@ int db_run(struct db *d, const char *sql)
     return rc == SQLITE_OK ? 0 : db_fail(d, rc);
 }
 
+void db_rollback(struct db *d)
+{
+    if (!sqlite3_get_autocommit(d->handle))
+        sqlite3_exec(d->handle, "ROLLBACK", NULL, NULL, NULL);
+}
+
 int db_set(struct db *d, const char *pragma, int64_t value)
 {
     char sql[96];

@@ -42,6 +42,8 @@ int db_format(struct db *d, int32_t application_id, bool *ret_new, int64_t *ret_
 int db_create(struct db *d, const char *schema, int32_t application_id, int32_t format);
 
 int db_run(struct db *d, const char *sql);
+/* Undoes the transaction, if there is one. Leaves fail_text() as it is. */
+void db_rollback(struct db *d);
 int db_set(struct db *d, const char *pragma, int64_t value);
 int db_get(struct db *d, const char *pragma, int64_t *ret);
 

@@ -252,7 +252,7 @@ ssize_t rpc_stream_send(struct rpc_stream *s, struct rpc_msg *msg);
 void rpc_stream_close(struct rpc_stream *s); // the client sends no more messages
 void rpc_stream_cancel(struct rpc_stream *s);
 /* Stops reading, so the server must wait. A message whose read has already started still arrives;
- * on_end comes only after rpc_stream_unpause(). rpc_stream_cancel() unpauses.*/
+ * on_end comes only after rpc_stream_unpause(). rpc_stream_cancel() unpauses. */
 void rpc_stream_pause(struct rpc_stream *s);
 void rpc_stream_unpause(struct rpc_stream *s);
 /* Frees the handle only: the call continues until on_end. */

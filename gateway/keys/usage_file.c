@@ -226,10 +226,8 @@ int usage_file_sync(struct usage_file *f, struct usage_file_entry *entries, unsi
         return 0;
     char why[FAIL_TEXT_MAX];
     snprintf(why, sizeof(why), "%s", fail_text());
-    sqlite3_exec(f->db.handle, "ROLLBACK", NULL, NULL,
-                 NULL); // no effect if there is no transaction
-    fail(err, "%s", why);
+    db_rollback(&f->db);
     if (err == -EBADMSG && replace_file(f, now_us) < 0)
         db_close(&f->db);
-    return err == -EBADMSG ? fail(err, "%s", why) : err;
+    return fail(err, "%s", why);
 }

@@ -5,15 +5,15 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/log_pace.h"
 #include "gateway/keys/usage_file.h"
 
 #define PERIOD_US 1000000
-#define COMPLAINT_US 60000000 // between two lines about a file that cannot be written
 
 struct usage_keeper {
     struct auth *auth;
     struct usage_file *file;
-    int64_t complained_us; // 0: never
+    struct log_pace failures;
     pthread_t thread;
     bool started;
     pthread_mutex_t mu; // guards `stopping`
@@ -23,12 +23,8 @@ struct usage_keeper {
 
 static void save(struct usage_keeper *k)
 {
-    int64_t now_us = clock_us();
-    if (auth_save(k->auth, k->file, clock_unix_us()) == 0 ||
-        (k->complained_us && now_us - k->complained_us < COMPLAINT_US))
-        return;
-    k->complained_us = now_us;
-    log_warn("the keys' counts are not saved now, the gateway tries again: %s", fail_text());
+    if (auth_save(k->auth, k->file, clock_unix_us()) < 0 && log_pace_due(&k->failures, clock_us()))
+        log_warn("the keys' counts are not saved now, the gateway tries again: %s", fail_text());
 }
 
 static bool waits(struct usage_keeper *k)

@@ -42,8 +42,8 @@ unsigned output_parser_rules_markers(const struct output_parser_rules *r,
 #define OUTPUT_PARSER_SPACE_MAX 256 // bytes of white space that may be held back
 
 /* Bytes of earlier text that one more byte can cause to be read or scanned again, whatever the
- * output and the schemas are. All streams share the threads that parse. One token can delay the
- * others for that time, 6 ms (measured 2026-11-24, AMD EPYC, Zen 3). */
+ * output and the schemas are. All streams share the threads that parse, so one token delays the
+ * others for that work. */
 #define OUTPUT_PARSER_BYTE_COST_MAX (2 * TOOL_PARSER_MAX_BYTES)
 
 struct output_parser {

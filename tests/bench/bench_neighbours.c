@@ -1,6 +1,6 @@
 /* bench_neighbours.c - what the worst tool schemas and outputs add to the gaps of other streams.
  *
- *   bench_neighbours [--turns 6] [--seconds 5]
+ *   bench_neighbours [--turns 6] [--seconds 20]
  *
  * A gateway serves 64 streams of a verifier that follows a script. Half of them are measured: one
  * token of a word every 20 ms. The other half takes turns:
@@ -231,14 +231,14 @@ int main(int argc, char **argv)
                                             {"help", no_argument, NULL, 'h'},
                                             {0}};
     unsigned turns = 6, port;
-    double seconds = 5;
+    double seconds = 20; // a long text of the worst requests takes five
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (c == 't')
             turns = (unsigned)atoi(optarg);
         else if (c == 's')
             seconds = atof(optarg);
         else
-            return printf("usage: bench_neighbours [--turns 6] [--seconds 5]\n"), c != 'h';
+            return printf("usage: bench_neighbours [--turns 6] [--seconds 20]\n"), c != 'h';
     }
     turns = turns < 1 ? 1 : turns > MAX_TURNS ? MAX_TURNS : turns;
 

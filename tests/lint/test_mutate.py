@@ -20,11 +20,11 @@ class Faults(unittest.TestCase):
         self.assertEqual(faults("    ok = true;"), ["ok = false;"])
 
     def test_calls_and_refusals_are_removed(self):
-        self.assertEqual(faults("    free(p);"), [";"])
-        self.assertIn(";", faults('    return fail(-EINVAL, "too many");'))
+        self.assertEqual(faults("    free(p);"), ["{}"])
+        self.assertIn("{}", faults('    return fail(-EINVAL, "too many");'))
 
     def test_texts_comments_and_logs_stay(self):
-        self.assertEqual(faults('    f("a < 1 && b"); // n < 2'), [";"])
+        self.assertEqual(faults('    f("a < 1 && b"); // n < 2'), ["{}"])
         self.assertEqual(faults('    log_info("%d", n + 1);'), [])
         self.assertEqual(faults("    assert(n < 8);"), [])
         self.assertEqual(faults("#define N 8"), [])

@@ -342,11 +342,11 @@ static int end_transaction(struct kv_store *s, int err)
 {
     if (!err)
         err = db_run(&s->db, "COMMIT");
-    if (err && !sqlite3_get_autocommit(s->db.handle))
-        sqlite3_exec(s->db.handle, "ROLLBACK", NULL, NULL, NULL);
-    if (err)
-        s->counts.blocks = s->blocks_before;
-    return err ? err : used_bytes(s, &s->counts.bytes);
+    if (!err)
+        return used_bytes(s, &s->counts.bytes);
+    db_rollback(&s->db);
+    s->counts.blocks = s->blocks_before;
+    return err;
 }
 
 int kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uint32_t n, int64_t now_s)

@@ -43,8 +43,8 @@ void fake_verifier_state(struct fake_verifier *f, Tandem__V1__ModelInfo__State s
                          float progress);
 void fake_verifier_protocol(struct fake_verifier *f, uint32_t version);   // for GetModel
 void fake_verifier_template(struct fake_verifier *f, const char *source); // static text
-void fake_verifier_continues(struct fake_verifier *f,
-                             bool yes); // as GetModel says; false by default
+/* What GetModel says of continuing answers; false by default. */
+void fake_verifier_continues(struct fake_verifier *f, bool yes);
 /* Static texts. Defaults: "fake/model" and "fp_fake". */
 void fake_verifier_model(struct fake_verifier *f, const char *name, const char *fingerprint);
 /* Sets the text that "spell" sends for a letter from a to d: static, ASCII, not empty. */
