@@ -1,6 +1,7 @@
 """./tandem mutate: how many faults do the tests see?
 
-It puts one small fault at a time into a copy of the sources, builds the programs that test its folder, and runs them.
+It puts one small fault at a time into a copy of the sources, builds the programs that test its folder, and runs them:
+the unit tests of its room, then those of the whole folder, then system tests. The first program that fails is enough.
 A fault is seen when the build or a test fails, or a test runs into its time limit. It prints each fault that no test
 saw, and the score. tests/lint/mutants.txt lists faults that change nothing, with the reason; they do not count.
 
@@ -21,17 +22,21 @@ WORK = os.path.join(ROOT, "build", "mutate")
 TREE = os.path.join(WORK, "tree")
 KNOWN = os.path.join("tests", "lint", "mutants.txt")
 BUILD_LIMIT_S = 600
-TEST_LIMIT_S = 120  # of one program; the slowest one takes 40 s on two cores
-# System tests that start the services of a folder. Their unit tests are found by the folder's name.
+TEST_LIMIT_S = 60  # of one program; the slowest one that runs here takes 20 s on two cores
+# System tests that run the code of a folder, most useful first: folders, or single programs.
 SYSTEM = {
     "gateway": ["gateway", "stack"],
-    "verifier-svc": ["verifier", "gateway", "stack"],
-    "proposer-svc": ["proposer", "verifier"],
-    "common/rpc": ["proposer", "verifier", "gateway"],
+    "verifier-svc": ["verifier", "test_proposer", "stack"],
+    "proposer-svc": ["test_proposer", "test_speculate", "test_verifier_proposers", "test_roles", "test_tls"],
+    "common/rpc": ["test_verifier", "test_verify", "test_verifier_life", "test_proposer", "gateway", "stack"],
     "common": ["verifier"],
 }
-# These measure, wait for minutes, or need the whole machine.
-SLOW = {"test_soak", "test_bench", "test_bench_serve", "test_up", "test_traffic", "test_systemd", "test_page"}
+# These measure, need the whole machine, or take more than 30 s.
+SLOW = {"test_soak", "test_bench", "test_bench_serve", "test_up", "test_traffic", "test_systemd", "test_page",
+        "test_cert_reload", "test_far_lossless", "test_far_proposer", "test_lossless", "test_resume",
+        "test_same_bits"}
+SERVICES = ["gateway", "verifier-svc", "proposer-svc"]
+TOOLS = ["make_model", "call_tool"]  # programs that system tests run
 
 Fault = namedtuple("Fault", "file line kind old new")
 
@@ -67,7 +72,8 @@ def faults_of_line(raw, code):
             for m in re.finditer(pattern, code):
                 yield kind, raw[:m.start()] + new + raw[m.end():]
     for m in re.finditer(r"(?<![\w.])(\d+)(?![\w.\]])", code):
-        yield "constant", raw[:m.start()] + str(int(m.group(1)) + 1) + raw[m.end():]
+        n = int(m.group(1))
+        yield "constant", raw[:m.start()] + str(n + 1 if n < 10 else 2 * n) + raw[m.end():]
     m = re.match(r"^(\s+(?:else )?(?:if|while) \()(.*)(\)(?: \{)?)$", code)
     if m and code.count("(") == code.count(")"):
         yield "condition", "%s!(%s)%s" % (raw[:m.end(1)], raw[m.end(1):m.end(2)], raw[m.end(2):])
@@ -104,31 +110,33 @@ def known_reasons():
     return reasons
 
 
+def test_sources():
+    """program -> its source below tests, of all unit and system tests and fuzzers."""
+    return {os.path.splitext(n)[0]: os.path.join(base, n)
+            for kind in ("unit", "system", "fuzz")
+            for base, _, names in sorted(os.walk(os.path.join(ROOT, "tests", kind)))
+            for n in sorted(names) if re.match(r"(test|fuzz)_\w+\.(c|py)$", n)}
+
+
+def includes(source, folder):
+    """Whether a C program includes a header of a folder."""
+    with open(source, encoding="utf-8") as f:
+        return '#include "%s/' % folder.removeprefix("common/") in f.read()
+
+
 def programs_of(folder):
-    """The test programs of a folder, quick ones first: its unit tests, fuzz corpora, system tests."""
+    """The test programs of a folder as (unit tests and fuzzers, system tests)."""
     parts = folder.split("/")
+    above = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
     room = "_".join(parts[1:] if parts[0] == "common" else parts).replace("-svc", "")
-    top = next((k for k in (folder, *("/".join(parts[:n]) for n in range(len(parts), 0, -1))) if k in SYSTEM), None)
-    found = []
-    for kind, wanted in (("unit", lambda d: d == room or d.startswith(room + "_")),
-                         ("system", lambda d: d in SYSTEM.get(top, []))):
-        base = os.path.join(ROOT, "tests", kind)
-        for d in sorted(os.listdir(base)):
-            if os.path.isdir(os.path.join(base, d)) and wanted(d):
-                found += [os.path.splitext(n)[0] for n in sorted(os.listdir(os.path.join(base, d)))
-                          if re.match(r"test_\w+\.(c|py)$", n)]
-    fuzzers = [os.path.splitext(n)[0] for n in sorted(os.listdir(os.path.join(ROOT, "tests", "fuzz")))
-               if re.match(r"fuzz_\w+\.c$", n)]
-    n_unit = sum(1 for n in found if os.path.exists(unit_source(n)))
-    return [n for n in found[:n_unit] + fuzzers + found[n_unit:] if n not in SLOW]
-
-
-def unit_source(program):
-    for d in os.listdir(os.path.join(ROOT, "tests", "unit")):
-        path = os.path.join(ROOT, "tests", "unit", d, program + ".c")
-        if os.path.exists(path):
-            return path
-    return ""
+    wanted = next((SYSTEM[a] for a in above if a in SYSTEM), [])
+    sources = {p: s for p, s in test_sources().items() if p not in SLOW}
+    folders = {p: os.path.relpath(os.path.dirname(s), os.path.join(ROOT, "tests")) for p, s in sources.items()}
+    unit = [p for p in sources if (folders[p] + "_").startswith("unit/%s_" % room)]
+    unit += [p for p in sources if folders[p] == "fuzz" and any(includes(sources[p], a) for a in above)]
+    system = [p for w in wanted for p in sources
+              if folders[p] == "system/" + w or p == w]
+    return unit, list(dict.fromkeys(system))
 
 
 def copy_tree():
@@ -168,39 +176,50 @@ def run(args, limit_s):
 
 
 class Suite:
-    """Test programs in the order in which they are most likely to see a fault."""
+    """The test programs of a folder. A fault meets the unit tests of its room first, then all others."""
 
     def __init__(self, folder, jobs):
         self.jobs = str(jobs)
-        self.programs = programs_of(folder)
-        self.n_seen = Counter() # (file, program) -> faults that this program saw
-        self.compiled = [p for p in self.programs if not os.path.exists(self.script(p))]
+        self.sources = test_sources()
+        self.unit, self.system = programs_of(folder)
+        self.n_seen = Counter() # (file, program) -> faults of this file that this program saw
 
-    @staticmethod
-    def script(program):
-        for base, _, names in os.walk(os.path.join(ROOT, "tests", "system")):
-            if program + ".py" in names:
-                return os.path.join(base, program + ".py")
-        return ""
+    def stages(self, file):
+        """Lists of programs in the order in which they run. Programs that saw faults of this file come first."""
+        room = programs_of(os.path.dirname(file))[0] if file else []
+        near = [p for p in self.unit if p in room]
+        far = [p for p in self.unit if p not in room]
+        system = sorted(self.system, key=lambda p: (-self.n_seen[file, p], self.system.index(p)))
+        n = 3 * int(self.jobs)
+        return [s for s in (near, far, *(system[i:i + n] for i in range(0, len(system), n))) if s]
 
-    def build(self):
-        services = ["gateway", "verifier-svc", "proposer-svc", "make_model"] # test_memory runs make_model
-        return run(["ninja", "-C", "build/dev", "-j", self.jobs, *services, *self.compiled], BUILD_LIMIT_S)
+    def build(self, programs):
+        """False if a program does not build."""
+        targets = [p for p in programs if self.sources[p].endswith(".c")]
+        if any(p in self.system for p in programs):
+            targets += SERVICES + TOOLS
+        return not run(["ninja", "-C", "build/dev", "-j", self.jobs, *targets], BUILD_LIMIT_S)
 
-    def test(self, file):
-        """The name of the first program that fails, or None. Programs that saw faults of this file come first."""
-        order = sorted(self.programs, key=lambda p: (-self.n_seen[file, p], self.programs.index(p)))
-        n = int(self.jobs)
-        for i in range(0, len(order), 4 * n):
-            batch = order[i:i + 4 * n]
-            status = run(["ctest", "--test-dir", "build/dev", "-j", self.jobs, "--timeout", str(TEST_LIMIT_S),
-                          "-R", "^(%s)$" % "|".join(batch)], TEST_LIMIT_S * len(batch))
-            if status:
-                with open(os.path.join(WORK, "last.log"), encoding="utf-8", errors="replace") as f:
-                    failed = re.findall(r"^\s+\d+ - (\w+) \(", f.read(), flags=re.M)
-                for name in failed:
-                    self.n_seen[file, name] += 1
-                return failed[0] if failed else "ctest"
+    def test(self, file, programs):
+        """The name of a program that fails, or None. The others end when one has failed."""
+        status = run(["ctest", "--test-dir", "build/dev", "-j", self.jobs, "--stop-on-failure",
+                      "-R", "^(%s)$" % "|".join(programs)], TEST_LIMIT_S * len(programs))
+        if not status:
+            return None
+        with open(os.path.join(WORK, "last.log"), encoding="utf-8", errors="replace") as f:
+            failed = re.findall(r"^\s+\d+ - (\w+) \(", f.read(), flags=re.M)
+        for name in failed:
+            self.n_seen[file, name] += 1
+        return failed[0] if failed else "ctest"
+
+    def sees(self, file):
+        """What fails first: "the compiler", a program, or None."""
+        for programs in self.stages(file):
+            if not self.build(programs):
+                return "the compiler"
+            seen = self.test(file, programs)
+            if seen:
+                return seen
         return None
 
 
@@ -213,7 +232,7 @@ def try_fault(suite, fault):
     try:
         with open(path, "w", encoding="utf-8") as f:
             f.write("\n".join(lines))
-        return "the compiler" if suite.build() else suite.test(fault.file)
+        return suite.sees(fault.file)
     finally:
         lines[fault.line] = fault.old
         with open(path, "w", encoding="utf-8") as f:
@@ -255,9 +274,13 @@ def main():
         return 0
     copy_tree()
     suite = Suite(o.folder, o.jobs)
-    print("%d faults in %s, seed %d; %d test programs" % (len(faults), o.folder, seed, len(suite.programs)), flush=True)
-    if run(["cmake", "--preset", "dev"], BUILD_LIMIT_S) or suite.build() or suite.test(""):
-        print("the tests fail without a fault (see %s)" % os.path.join(WORK, "last.log"))
+    print("%d faults in %s, seed %d; %d test programs" % (
+        len(faults), o.folder, seed, len(suite.unit) + len(suite.system)), flush=True)
+    # Without debug information a build takes half the time.
+    failed = "cmake" if run(["cmake", "--preset", "dev", "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g0",
+                             "-DTANDEM_TEST_TIMEOUT_S=%d" % TEST_LIMIT_S], BUILD_LIMIT_S) else suite.sees("")
+    if failed:
+        print("without a fault: %s fails (see %s)" % (failed, os.path.join(WORK, "last.log")))
         return 1
     n_tried = n_seen = 0
     for fault in faults:

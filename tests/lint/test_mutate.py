@@ -18,6 +18,7 @@ class Faults(unittest.TestCase):
         self.assertEqual(faults("    if (n < 8)"), ["if (n <= 8)", "if (n < 9)", "if (!(n < 8))"])
         self.assertEqual(faults("    x = a && b;"), ["x = a || b;"])
         self.assertEqual(faults("    ok = true;"), ["ok = false;"])
+        self.assertEqual(faults("    ms = 100;"), ["ms = 200;"])
 
     def test_calls_and_refusals_are_removed(self):
         self.assertEqual(faults("    free(p);"), ["{}"])
@@ -43,10 +44,20 @@ class Faults(unittest.TestCase):
             self.assertRegex(fault.old, mutate.REFUSAL)
 
     def test_each_folder_has_its_programs(self):
-        self.assertIn("test_auth", mutate.programs_of("gateway/keys"))
-        self.assertIn("test_rpc", mutate.programs_of("common/rpc"))
-        self.assertIn("test_verify", mutate.programs_of("verifier-svc/engine"))
-        self.assertIn("test_proposer", mutate.programs_of("proposer-svc"))
+        for folder, unit, system in (("gateway/keys", "test_auth", "test_gateway_keys"),
+                                     ("common/rpc", "test_rpc", "test_verifier"),
+                                     ("verifier-svc/engine", "test_admit", "test_verify"),
+                                     ("proposer-svc", "fuzz_round", "test_proposer")):
+            units, systems = mutate.programs_of(folder)
+            self.assertIn(unit, units)
+            self.assertIn(system, systems)
+
+    def test_unit_tests_of_the_room_come_first(self):
+        stages = mutate.Suite("gateway", 1).stages("gateway/keys/auth.c")
+        self.assertIn("test_auth", stages[0])
+        self.assertNotIn("test_sse", stages[0])
+        self.assertIn("test_sse", stages[1])
+        self.assertNotIn("test_gateway", stages[0] + stages[1])
 
 
 if __name__ == "__main__":
