@@ -23,6 +23,7 @@ TREE = os.path.join(WORK, "tree")
 KNOWN = os.path.join("tests", "lint", "mutants.txt")
 BUILD_LIMIT_S = 600
 TEST_LIMIT_S = 120  # of one program; the slowest one that runs here takes 40 s on two cores
+WAITING = 3  # system tests that run for each job, since they mostly wait
 # System tests that run the code of a folder, most useful first: folders, or single programs.
 SYSTEM = {
     "gateway": ["gateway", "stack"],
@@ -187,11 +188,13 @@ class Suite:
     def stages(self, file):
         """Lists of programs in the order in which they run. Programs that saw faults of this file come first."""
         room = programs_of(os.path.dirname(file))[0] if file else []
-        near = [p for p in self.unit if p in room]
+        named = "test_" + os.path.splitext(os.path.basename(file))[0]
+        own = [p for p in self.unit if p in room and (p == named or self.n_seen[file, p])]
+        near = [p for p in self.unit if p in room and p not in own]
         far = [p for p in self.unit if p not in room]
         system = sorted(self.system, key=lambda p: (-self.n_seen[file, p], self.system.index(p)))
-        n = 3 * int(self.jobs)
-        return [s for s in (near, far, *(system[i:i + n] for i in range(0, len(system), n))) if s]
+        n = WAITING * int(self.jobs)
+        return [s for s in (own, near, far, *(system[i:i + n] for i in range(0, len(system), n))) if s]
 
     def build(self, programs):
         """False if a program does not build."""
@@ -202,7 +205,8 @@ class Suite:
 
     def test(self, file, programs):
         """The name of a program that fails, or None. The others end when one has failed."""
-        status = run(["ctest", "--test-dir", "build/asan", "-j", self.jobs, "--stop-on-failure",
+        jobs = int(self.jobs) * (WAITING if programs[0] in self.system else 1)
+        status = run(["ctest", "--test-dir", "build/asan", "-j", str(jobs), "--stop-on-failure",
                       "-R", "^(%s)$" % "|".join(programs)], TEST_LIMIT_S * len(programs))
         if not status:
             return None
@@ -279,9 +283,11 @@ def main():
     suite = Suite(o.folder, o.jobs)
     print("%d faults in %s, seed %d; %d test programs" % (
         len(faults), o.folder, seed, len(suite.unit) + len(suite.system)), flush=True)
-    # Without debug information a build takes half the time.
-    failed = "cmake" if run(["cmake", "--preset", "asan", "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g0",
-                             "-DTANDEM_TEST_TIMEOUT_S=%d" % TEST_LIMIT_S], BUILD_LIMIT_S) else suite.sees("")
+    # Without debug information a build takes half the time. lld links several times as fast as ld.
+    options = ["-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g0", "-DTANDEM_TEST_TIMEOUT_S=%d" % TEST_LIMIT_S]
+    if shutil.which("ld.lld"):
+        options.append("-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=lld")
+    failed = "cmake" if run(["cmake", "--preset", "asan", *options], BUILD_LIMIT_S) else suite.sees("")
     if failed:
         print("without a fault: %s fails (see %s)" % (failed, os.path.join(WORK, "last.log")))
         return 1
