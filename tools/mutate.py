@@ -1,8 +1,7 @@
 """./tandem mutate: how many faults do the tests see?
 
-It puts one small fault at a time into a copy of the sources, builds the programs that test its folder, and runs them:
-the unit tests of its room, then those of the whole folder, then system tests. The first program that fails is enough.
-A fault is seen when the build or a test fails, or a test runs into its time limit. It prints each fault that no test
+It puts one small fault at a time into a copy of the sources. Then it builds and runs what tests it, until
+something fails: the unit test of its file, those of its folder, all other unit tests, and system tests. A fault is seen when the build or a test fails, or a test runs into its time limit. It prints each fault that no test
 saw, and the score. tests/lint/mutants.txt lists faults that change nothing, with the reason; they do not count.
 
 Faults are lines with one changed operator, constant or condition, or without one call, free or return.
@@ -22,8 +21,10 @@ WORK = os.path.join(ROOT, "build", "mutate")
 TREE = os.path.join(WORK, "tree")
 KNOWN = os.path.join("tests", "lint", "mutants.txt")
 BUILD_LIMIT_S = 600
-TEST_LIMIT_S = 120  # of one program; the slowest one that runs here takes 40 s on two cores
-WAITING = 3  # system tests that run for each job, since they mostly wait
+# Limit of one program. The slowest one that runs here takes 40 s on two cores.
+TEST_LIMIT_S = 120
+# System tests that run for each job, since they mostly wait.
+WAITING = 3
 # System tests that run the code of a folder, most useful first: folders, or single programs.
 SYSTEM = {
     "gateway": ["gateway", "stack"],
@@ -177,7 +178,7 @@ def run(args, limit_s):
 
 
 class Suite:
-    """The test programs of a folder. A fault meets the unit tests of its room first, then all others."""
+    """The test programs of a folder. A fault meets the unit tests of its folder first, then all others."""
 
     def __init__(self, folder, jobs):
         self.jobs = str(jobs)

@@ -3,7 +3,7 @@
   pairs  A target and a draft model that agree to a known degree (alpha), one sequence, fixed k.
          The measured speed-up is printed beside the theory for the measured a = alpha, c and t:
          (1 - a^(k+1)) / ((1 - a) (k c + t(k+1) / t(1))). c is the time of one draft token over
-         t(1); t(M) is the time of a pass of M rows.
+         t(1); t(M) is the time of a pass of M rows. The controller is compared as in sweep.
   sweep  The controller (goodput) beside fixed k and beside no drafts, for each combination of
          alpha, number of sequences and context length. Two figures compare with the best k:
            of best         one half of the turns chooses the k for the other; biased upwards
@@ -65,8 +65,8 @@ def main(arguments):
     o = p.parse_args(arguments)
     if o.points and o.what != "sweep":
         p.error("only sweep takes --points")
-    if o.what == "sweep" and o.reps < 2:
-        p.error("sweep needs at least 2 --reps: some turns choose the best k for the others")
+    if o.what in ("pairs", "sweep") and o.reps < 2:
+        p.error("%s needs at least 2 --reps: some turns choose the best k for the others" % o.what)
     report.write(o, kinds[o.what](o))
 
 

@@ -2,7 +2,7 @@
 import contextlib
 
 from pair import start_pair, take_turns
-from stats import accepted_ratio, alpha, drafted_per_step, mean_ms, tau, tokens_per_s
+from stats import accepted_ratio, alpha, compare, drafted_per_step, mean_ms, tau, tokens_per_s
 from synthetic import EPS
 from timing import time_answer_and_passes
 
@@ -21,11 +21,11 @@ def measure_pair(o, s):
     ks = [0, *o.k]
     answers = take_turns(o, s, [*ks, "goodput"], o.context, 1, time_answer_and_passes)
     plain, t1 = tokens_per_s(answers[0]), mean_ms(answers[0], "engine_pass")
-    best = max(tokens_per_s(answers[k]) for k in ks)
+    compared = compare({k: [tokens_per_s([a]) for a in turns] for k, turns in answers.items()})
     controlled = answers["goodput"]
     return {"plain_tokens_per_s": plain, "k": {k: figures_of_k(answers[k], k, plain, t1) for k in o.k},
             "goodput": {"speed_up": tokens_per_s(controlled) / plain,
-                        "of_best_measured": tokens_per_s(controlled) / best,
+                        "of_best": compared["of_best"], "of_best_column": compared["of_best_column"],
                         "k": drafted_per_step(controlled), "accepted": accepted_ratio(controlled)}}
 
 
@@ -42,6 +42,6 @@ def pairs(o):
             print("%6g %4d | %9.2f %7.2f %9.2f | %5.2f %5.2f %5.2f %9.2f" % (
                 eps, k, t["speed_up"], t["theory"], t["of_theory"], t["alpha"], t["tau"], t["c"], t["t"]))
         g = r["goodput"]
-        print("%6g %4.1f | %9.2f   the controller: %.2f of the best measured; plain %.1f tokens/s" % (
-            eps, g["k"], g["speed_up"], g["of_best_measured"], r["plain_tokens_per_s"]), flush=True)
+        print("%6g %4.1f | %9.2f   the controller: %.3f +- %.3f of best, %.3f +- %.3f of best column; plain %.1f tokens/s" % (
+            eps, g["k"], g["speed_up"], *g["of_best"], *g["of_best_column"], r["plain_tokens_per_s"]), flush=True)
     return out

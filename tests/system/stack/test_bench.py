@@ -112,7 +112,7 @@ class Speculation(unittest.TestCase):
         text = io.StringIO()
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(text):
             path = os.path.join(folder, "figures.json")
-            speculation.main(["pairs", "--shape", "tiny", "--eps", "0", "--k", "3", "--reps", "1", "--tokens", "41", "--threads", "1",
+            speculation.main(["pairs", "--shape", "tiny", "--eps", "0", "--k", "3", "--reps", "2", "--tokens", "41", "--threads", "1",
                               "--bin", BIN, "--models", folder, "--json", path])
             with open(path, encoding="utf-8") as f:
                 return text.getvalue(), json.load(f)["0.0"]
