@@ -1,7 +1,7 @@
 """./tandem mutate: how many faults do the tests see?
 
-It puts one small fault at a time into a copy of the sources. Then it builds and runs what tests it, until
-something fails: the unit test of its file, those of its folder, all other unit tests, and system tests. A fault is seen when the build or a test fails, or a test runs into its time limit. It prints each fault that no test
+It puts one small fault at a time into a copy of the sources. Then it builds and runs what tests it. The unit
+test of its file comes first, then those of its folder, all other unit tests, and system tests, until one fails. A fault is seen when the build or a test fails, or a test runs into its time limit. It prints each fault that no test
 saw, and the score. tests/lint/mutants.txt lists faults that change nothing, with the reason; they do not count.
 
 Faults are lines with one changed operator, constant or condition, or without one call, free or return.
