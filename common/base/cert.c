@@ -180,14 +180,21 @@ static int read_text(const struct cert_paths *p, int64_t *ret_cert_s, int64_t *r
     return rc;
 }
 
+/* Whether an error is one of the machine, and not of the files. */
+static bool may_pass(int rc)
+{
+    return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -EIO;
+}
+
 /* Puts the content of the files into use. 1: it is new; 0: it is in use already. */
 static int load(struct cert_files *f)
 {
     int64_t cert_s = 0, ca_s = 0;
     AUTO(cert_text_unref) struct cert_text *t = NULL;
     look(f, f->seen); // before reading: a change from now on is found by the next look
-    memcpy(f->read, f->seen, sizeof(f->read));
     int rc = read_text(&f->p, &cert_s, &ca_s, &t);
+    if (!may_pass(rc)) // else the next look reads again
+        memcpy(f->read, f->seen, sizeof(f->read));
     if (rc < 0 || (f->now && same_text(f->now, t)))
         return rc;
     set_end(&f->cert, cert_s);

@@ -28,7 +28,8 @@ void answer_fault(struct http_request *r, const struct openai_fault *fault)
 
 static int charge(void *user, size_t bytes)
 {
-    return http_charge(user, bytes);
+    int rc = http_charge(user, bytes);
+    return rc < 0 ? answer_charge_status(rc) : 0;
 }
 
 struct openai_memory answer_memory(struct http_request *r)

@@ -226,6 +226,10 @@ struct key_budget_counts key_budget_join(const struct key_budget_counts *own,
     all.tokens_full_us = later(own->tokens_full_us, saved->tokens_full_us + change->tokens_us);
     if (saved->day == own->day)
         all.day_tokens = saved->day_tokens + change->day_tokens;
+    if (saved->day == own->day + 1) { // another process has begun the next day
+        all.day = saved->day;
+        all.day_tokens = saved->day_tokens;
+    }
     return all;
 }
 

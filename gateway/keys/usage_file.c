@@ -38,6 +38,7 @@ static const char schema[] =
 struct usage_file {
     char path[PATH_MAX];
     struct db db;
+    bool lacks_counts; // it is empty, and this process knows counts that were in an earlier file
 };
 
 /* ---- opening ---- */
@@ -102,6 +103,7 @@ static int create_file(const struct usage_file *f)
 
 static int replace_file(struct usage_file *f, int64_t now_us)
 {
+    f->lacks_counts = true;
     static const char *const suffixes[] = {"-wal", "-shm", "-journal"};
     char name[PATH_MAX + 16];
     db_close(&f->db);
@@ -181,9 +183,15 @@ static int write_row(struct usage_file *f, const unsigned char id[KEY_FILE_DIGES
     return db_step(&f->db, PUT);
 }
 
-static bool is_changed(const struct usage_file_entry *e)
+static bool is_zero(const struct key_budget_counts *c)
 {
-    return e->change.requests_us || e->change.tokens_us || e->change.day_tokens;
+    return !c->day_tokens && !c->requests_full_us && !c->tokens_full_us;
+}
+
+static bool must_write(const struct usage_file *f, const struct usage_file_entry *e)
+{
+    return e->change.requests_us || e->change.tokens_us || e->change.day_tokens ||
+           (f->lacks_counts && !is_zero(&e->before));
 }
 
 static int sync_entry(struct usage_file *f, struct usage_file_entry *e, int64_t now_us)
@@ -195,7 +203,7 @@ static int sync_entry(struct usage_file *f, struct usage_file_entry *e, int64_t 
     if (err)
         return err;
     e->after = key_budget_join(&e->before, &e->change, &saved);
-    return is_changed(e) ? write_row(f, id, e) : 0;
+    return must_write(f, e) ? write_row(f, id, e) : 0;
 }
 
 static int sync_entries(struct usage_file *f, struct usage_file_entry *entries, unsigned n,
@@ -203,11 +211,13 @@ static int sync_entries(struct usage_file *f, struct usage_file_entry *entries, 
 {
     bool writes = false;
     for (unsigned i = 0; i < n; i++)
-        writes |= is_changed(&entries[i]);
+        writes |= must_write(f, &entries[i]);
     int err = db_run(&f->db, writes ? "BEGIN IMMEDIATE" : "BEGIN");
     for (unsigned i = 0; i < n && !err; i++)
         err = sync_entry(f, &entries[i], now_us);
-    return err ? err : db_run(&f->db, "COMMIT");
+    err = err ? err : db_run(&f->db, "COMMIT");
+    f->lacks_counts = f->lacks_counts && err;
+    return err;
 }
 
 int usage_file_sync(struct usage_file *f, struct usage_file_entry *entries, unsigned n,

@@ -205,12 +205,12 @@ json_t *json_read_parse(const char *s, size_t len, size_t flags, json_error_t *e
 static int count_tree(struct json_read *r, size_t len)
 {
     size_t tree = (size_t)r->n_values * JSON_READ_VALUE_BYTES;
-    int rc = r->memory ? r->memory->set(r->memory->user, len + tree) : 0;
-    if (rc < 0) {
-        *r->fault = (struct openai_fault){.status = rc == -EAGAIN ? 503 : 413};
-        snprintf(r->fault->text, sizeof(r->fault->text), "%s", fail_text());
-    }
-    return rc;
+    int status = r->memory ? r->memory->set(r->memory->user, len + tree) : 0;
+    if (!status)
+        return 0;
+    *r->fault = (struct openai_fault){.status = status};
+    snprintf(r->fault->text, sizeof(r->fault->text), "%s", fail_text());
+    return -ENOBUFS;
 }
 
 int json_read_body(struct json_read *r, const char *body, size_t len, json_t **ret)

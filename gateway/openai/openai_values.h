@@ -19,8 +19,9 @@ struct openai_fault {
 
 /* Where the memory of a request is counted. */
 struct openai_memory {
-    /* Counts so many bytes for the request, in place of those before. -EAGAIN: other requests use
-     * the memory; -EMSGSIZE: the request alone needs too much. Each with a sentence. */
+    /* Counts so many bytes for the request, in place of those before. Returns 0, or the HTTP status
+     * of the refusal: 413, the request alone needs too much; 429, with the other requests of its
+     * client; 503, with those of other clients. Each with a sentence. */
     int (*set)(void *user, size_t bytes);
     void *user;
 };

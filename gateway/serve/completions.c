@@ -132,11 +132,7 @@ static void render_chat(struct completion *x)
                 : template_render(x->g->template, info->chat_template.data, info->chat_template.len,
                                   vars.data, -1, on_rendered, x);
     if (rc < 0) {
-        completion_fail(x,
-                        rc == -EAGAIN || rc == -EPIPE ? 503
-                        : rc == -EMSGSIZE             ? 413
-                                                      : 500,
-                        fail_text(), "");
+        completion_fail(x, rc == -EPIPE ? 503 : answer_charge_status(rc), fail_text(), "");
         completion_unref(x);
     }
 }

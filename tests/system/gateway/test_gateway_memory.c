@@ -228,6 +228,30 @@ static void slow_bodies_of_a_key_leave_memory_for_others(void **state)
                                    "X-API-Key: two-222222222222222222\r\n", more);
 }
 
+/* The values of a body count more than its bytes. Alone they fit, beside another request of the
+ * same client they do not. */
+static void values_count_beside_the_other_requests_of_a_client(void **state)
+{
+    (void)state;
+    const char *more[] = {SMALL, NULL};
+    unsigned at;
+    struct child s = gateway_start(stage.address, more, &at);
+    AUTO(buf_done) struct buf b = {0};
+    buf_init(&b, 1 << 20);
+    buf_puts(&b, "{\"prompt\":\"say 1\",\"stop\":[0");
+    while (b.len < 18000)
+        buf_puts(&b, ",0");
+    buf_puts(&b, "]}");
+    is_error(http_call(at, "POST", "/v1/completions", b.data), 400, "stop[0]", "");
+    struct http_client c = slow_body(1, at, "");
+    for (unsigned i = 0; i < 600 && counted_bytes(at, "") < SLOW_BYTES - 1; i++)
+        poll(NULL, 0, 100);
+    is_error(http_call(at, "POST", "/v1/completions", b.data), 429, NULL,
+             "your other requests use");
+    http_client_close(&c);
+    child_stop(&s);
+}
+
 /* The value of a series that has one sample. */
 static unsigned long series(unsigned port, const char *name)
 {
@@ -332,6 +356,7 @@ int main(void)
         cmocka_unit_test(ids_that_find_no_memory_are_refused),
         cmocka_unit_test(slow_bodies_of_an_address_leave_memory_for_others),
         cmocka_unit_test(slow_bodies_of_a_key_leave_memory_for_others),
+        cmocka_unit_test(values_count_beside_the_other_requests_of_a_client),
         cmocka_unit_test(an_answer_whose_ids_are_lost_is_counted),
         cmocka_unit_test(a_stop_ends_requests_that_wait_to_be_read),
     };

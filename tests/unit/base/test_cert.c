@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "lib/lib.h"
@@ -190,6 +191,24 @@ static void a_fault_is_logged_once_and_leaves_the_old_content(void **state)
     assert_int_equal(cert_files_version(f), 1);
 }
 
+static void files_that_could_not_be_opened_are_read_again(void **state)
+{
+    (void)state;
+    AUTO(cert_files_free) struct cert_files *f = must_open();
+    struct rlimit old, none = {0};
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    none.rlim_max = old.rlim_max;
+    write_pair(rig.cert, rig.key, VALID_S);
+    poll_now(f);
+    logged_begin();
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    rig.now_us += CERT_FILES_POLL_US;
+    cert_files_poll(f, rig.now_us, time(NULL));
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    assert_int_equal(logged_count(logged_end(), "the old ones stay in use"), 1);
+    assert_int_equal(logged_count(poll_now(f), "certificates reloaded"), 1);
+}
+
 static void a_reload_reads_immediately(void **state)
 {
     (void)state;
@@ -248,6 +267,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_change_is_used_when_the_files_have_rested, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_fault_is_logged_once_and_leaves_the_old_content, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(files_that_could_not_be_opened_are_read_again, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_reload_reads_immediately, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_end_of_validity_is_told_once_a_day, set_up, tear_down),

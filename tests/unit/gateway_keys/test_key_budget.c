@@ -156,6 +156,10 @@ static void processes_add_up_their_counts_in_the_file(void **state)
     use(&a, 10, NOON + DAY); // what the file says of yesterday does not count
     save(&a, &file, NOON + DAY);
     assert_int_equal(file.day_tokens, 10);
+    save(&b, &file, NOON + DAY / 2 - 1); // its clock has not reached the new day
+    assert_int_equal(file.day_tokens, 10);
+    save(&b, &file, NOON + DAY);
+    assert_int_equal(b.counts.day_tokens, 10);
 }
 
 static void what_is_counted_while_the_file_is_written_stays(void **state)

@@ -190,6 +190,26 @@ static void run(const char *sql)
     sqlite3_close(db);
 }
 
+static void a_file_that_is_damaged_while_in_use_gets_all_counts_again(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = alice();
+    {
+        AUTO(usage_file_free) struct usage_file *f = opened();
+        uses(a, 500, NOON_US);
+        saves(a, f, NOON_US);
+        run("PRAGMA wal_checkpoint(TRUNCATE)"); // so pages are read again
+        overwrite(path, 4096, (char)0xee, 4096);
+        assert_int_equal(auth_save(a, f, NOON_US), -EBADMSG);
+        saves(a, f, NOON_US); // there is no change to save
+    }
+    AUTO(auth_free) struct auth *next = alice();
+    AUTO(usage_file_free) struct usage_file *f = opened();
+    saves(next, f, NOON_US);
+    assert_int_equal(levels_of(next, NOON_US).tokens.left, 5500);
+    assert_int_equal(levels_of(next, NOON_US).requests.left, 9);
+}
+
 static void a_foreign_database_is_refused_and_unchanged(void **state)
 {
     (void)state;
@@ -256,6 +276,7 @@ int main(void)
         CASE(counts_survive_the_process),
         CASE(processes_share_the_counts),
         CASE(a_damaged_file_is_replaced),
+        CASE(a_file_that_is_damaged_while_in_use_gets_all_counts_again),
         CASE(a_foreign_database_is_refused_and_unchanged),
         CASE(numbers_of_the_file_are_bounded),
         CASE(a_file_that_cannot_be_written_loses_nothing),
