@@ -20,8 +20,8 @@ struct openai_fault {
 /* Where the memory of a request is counted. */
 struct openai_memory {
     /* Counts so many bytes for the request, in place of those before. Returns 0, or the HTTP status
-     * of the refusal: 413, the request alone needs too much; 429, with the other requests of its
-     * client; 503, with those of other clients. Each with a sentence. */
+     * of a refusal, with a sentence. 413: the request alone needs too much. 429: the other requests
+     * of its client use the memory. 503: those of other clients do. */
     int (*set)(void *user, size_t bytes);
     void *user;
 };
