@@ -126,13 +126,14 @@ static void warn_missing(unsigned missing)
             text);
 }
 
-static int worker_spawn(struct worker *w)
+static int worker_spawn(struct worker *w, int64_t until_us)
 {
+    const struct sandbox_patience patience = {w->t->stop_fd, until_us};
     int pair[2];
     unsigned missing;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
         return fail(-EIO, "template: cannot create a socket pair: %s", strerror(errno));
-    int rc = sandbox_start(template_worker_source, pair[1], &w->pid, &missing);
+    int rc = sandbox_start(template_worker_source, pair[1], &patience, &w->pid, &missing);
     close(pair[1]);
     w->fd = pair[0];
     if (rc < 0) {
@@ -146,10 +147,11 @@ static int worker_spawn(struct worker *w)
 
 static int worker_start(struct worker *w)
 {
-    int rc = worker_spawn(w);
+    int64_t until_us = clock_us() + START_US;
+    int rc = worker_spawn(w, until_us);
     if (rc < 0)
-        return rc;
-    rc = read_line(w, clock_us() + START_US); // "ready": the imports are done
+        return rc == -ECANCELED ? fail(rc, STOPPING) : rc;
+    rc = read_line(w, until_us); // "ready": the imports are done
     buf_done(&w->in);
     if (rc == 0)
         return 0;

@@ -378,12 +378,15 @@ static void stopping_ends_renderings_immediately(void **state)
 
 static const char *hostile; // the script of new helpers; NULL: the product's
 
-int __real_sandbox_start(const char *script, int fd, pid_t *ret_pid, unsigned *ret_missing);
-int __wrap_sandbox_start(const char *script, int fd, pid_t *ret_pid, unsigned *ret_missing);
+int __real_sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
+                         pid_t *ret_pid, unsigned *ret_missing);
+int __wrap_sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
+                         pid_t *ret_pid, unsigned *ret_missing);
 
-int __wrap_sandbox_start(const char *script, int fd, pid_t *ret_pid, unsigned *ret_missing)
+int __wrap_sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
+                         pid_t *ret_pid, unsigned *ret_missing)
 {
-    return __real_sandbox_start(hostile ? hostile : script, fd, ret_pid, ret_missing);
+    return __real_sandbox_start(hostile ? hostile : script, fd, patience, ret_pid, ret_missing);
 }
 
 /* The outcome of a request to a helper that starts well, and then runs `code` for each request. */
