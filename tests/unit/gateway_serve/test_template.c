@@ -377,6 +377,7 @@ static void stopping_ends_renderings_immediately(void **state)
 /* ---- a helper whose script is hostile ---- */
 
 static const char *hostile; // the script of new helpers; NULL: the product's
+static bool holds_start;    // a start only ends when it is no longer awaited
 
 int __real_sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
                          pid_t *ret_pid, unsigned *ret_missing);
@@ -386,6 +387,9 @@ int __wrap_sandbox_start(const char *script, int fd, const struct sandbox_patien
 int __wrap_sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
                          pid_t *ret_pid, unsigned *ret_missing)
 {
+    struct pollfd stop = {patience->stop_fd, POLLIN, 0};
+    if (holds_start)
+        return fail(poll(&stop, 1, 60000) == 1 ? -ECANCELED : -EIO, "held");
     return __real_sandbox_start(hostile ? hostile : script, fd, patience, ret_pid, ret_missing);
 }
 
@@ -475,6 +479,23 @@ static void a_helper_that_does_not_start_is_an_error(void **state)
     free(o.text);
 }
 
+static void stopping_does_not_await_the_start_of_a_helper(void **state)
+{
+    (void)state;
+    struct template *shared = t;
+    struct outcome o;
+    holds_start = true;
+    assert_int_equal(template_new(1, TIMEOUT_MS, &t), 0);
+    begin(&o, "x", "{}");
+    template_free(t);
+    holds_start = false;
+    t = shared;
+    assert_true(o.here);
+    assert_int_equal(o.err, -ECANCELED);
+    assert_string_equal(o.text, "the server is shutting down");
+    free(o.text);
+}
+
 static int start(void **state)
 {
     (void)state;
@@ -509,6 +530,7 @@ int main(void)
         cmocka_unit_test(a_reply_that_does_not_end_is_not_awaited),
         cmocka_unit_test(a_reply_may_come_in_pieces),
         cmocka_unit_test(a_helper_that_does_not_start_is_an_error),
+        cmocka_unit_test(stopping_does_not_await_the_start_of_a_helper),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
