@@ -114,7 +114,8 @@ void *http_attached(const struct http_request *r); // NULL: none
 void http_header(struct http_request *r, const char *name, const char *value);
 /* Sends the whole answer; takes the bytes. No effect when the client has disconnected. */
 void http_reply(struct http_request *r, int status, const char *type, struct buf *body);
-/* Begins a stream of events (status 200, chunked). */
+/* Begins a stream of events (status 200, chunked). Not for HEAD: libmicrohttpd 0.9.75 would send
+ * the last chunk, and the client would read it as the next answer. */
 void http_stream(struct http_request *r);
 /* -EAGAIN: taken, but the reader is slow. Pause until the callback of http_on_drain(), or until
  * http_reader_is_slow() is false.

@@ -167,19 +167,21 @@ static void read_levels(const struct auth_key *k, int64_t now_us, struct auth_le
     ret->tokens = key_budget_tokens(&k->budget, &k->line.limits, now_us);
 }
 
-/* With the lock. */
+/* With the lock. A request that is refused for its concurrency counts per minute, too. So a client
+ * cannot repeat it without limit. */
 static int admit_request(struct auth_key *k, int64_t now_us, struct auth_levels *levels)
 {
     const struct key_file_limits *l = &k->line.limits;
     int64_t wait_us;
     levels->retry_s = 1;
+    if (key_budget_begin(&k->budget, l, now_us, &wait_us) < 0) {
+        levels->retry_s = seconds_of(wait_us);
+        return fail(-EAGAIN, "this API key allows %u requests per minute (rate); try again in %u s",
+                    l->rate, levels->retry_s);
+    }
     if (l->concurrency && k->n_running >= l->concurrency)
         return fail(-EAGAIN, TOO_MANY_CHOICES, l->concurrency);
-    if (key_budget_begin(&k->budget, l, now_us, &wait_us) == 0)
-        return 0;
-    levels->retry_s = seconds_of(wait_us);
-    return fail(-EAGAIN, "this API key allows %u requests per minute (rate); try again in %u s",
-                l->rate, levels->retry_s);
+    return 0;
 }
 
 /* With the lock. */

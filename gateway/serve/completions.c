@@ -396,6 +396,7 @@ void completions_abort(struct completions *g)
     stop_reader(g); // quick: the waiting requests have been aborted
     template_stop(g->template);
     upstream_stop(g->upstream);
+    completions_tick(g); // ends calls that have no verifier now; nothing else would
 }
 
 void completions_free(struct completions *g)

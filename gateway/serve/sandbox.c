@@ -5,6 +5,7 @@
 #include <linux/filter.h>
 #include <linux/landlock.h>
 #include <linux/seccomp.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -18,6 +19,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "gateway/serve/sandbox.h"
@@ -326,17 +328,37 @@ static void become_python(const char *script, int fd, int null_fd, int pipe_fd,
 
 /* ---- in the parent ---- */
 
-/* The last report counts: the first is followed by another one only if execve() has failed. */
-static void read_report(int fd, struct report *ret)
+/* Waits until the child has written or closed the pipe. -ETIMEDOUT; -ECANCELED. */
+static int await_report(int fd, const struct sandbox_patience *patience)
+{
+    struct pollfd p[] = {{fd, POLLIN, 0}, {patience->stop_fd, POLLIN, 0}};
+    for (;;) {
+        int64_t left_us = patience->until_us - clock_us();
+        int n = left_us > 0 ? poll(p, ARRAY_LEN(p), (int)(left_us / 1000) + 1) : 0;
+        if (n == 0)
+            return -ETIMEDOUT;
+        if (n > 0)
+            return p[1].revents ? -ECANCELED : 0;
+    }
+}
+
+/* The last report counts: the first is followed by another one only if execve() has failed. The
+ * kernel may hold the child for long: a system with many namespaces is slow to make one. */
+static void read_report(int fd, const struct sandbox_patience *patience, struct report *ret)
 {
     struct report next;
+    int rc;
     *ret = (struct report){.error = EIO, .failed = "child"};
-    while (read(fd, &next, sizeof(next)) == (ssize_t)sizeof(next))
+    while ((rc = await_report(fd, patience)) == 0 &&
+           read(fd, &next, sizeof(next)) == (ssize_t)sizeof(next))
         *ret = next;
+    if (rc < 0)
+        ret->error = -rc;
 }
 
 static int start_with(const char *script, int fd, int null_fd, const int report_pipe[2],
-                      pid_t *ret_pid, unsigned *ret_missing)
+                      const struct sandbox_patience *patience, pid_t *ret_pid,
+                      unsigned *ret_missing)
 {
     struct code code;
     struct report report;
@@ -348,11 +370,12 @@ static int start_with(const char *script, int fd, int null_fd, const int report_
     close(report_pipe[1]);
     if (pid < 0)
         return fail(-EIO, "template: cannot start a process: %s", strerror(e));
-    read_report(report_pipe[0], &report);
+    read_report(report_pipe[0], patience, &report);
     if (report.error) {
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
-        return fail(-EIO, "template: cannot start the sandbox of a helper: %s: %s", report.failed,
+        return fail(report.error == ECANCELED ? -ECANCELED : -EIO,
+                    "template: cannot start the sandbox of a helper: %s: %s", report.failed,
                     strerror(report.error));
     }
     *ret_pid = pid;
@@ -360,7 +383,8 @@ static int start_with(const char *script, int fd, int null_fd, const int report_
     return 0;
 }
 
-int sandbox_start(const char *script, int fd, pid_t *ret_pid, unsigned *ret_missing)
+int sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
+                  pid_t *ret_pid, unsigned *ret_missing)
 {
     int report_pipe[2], null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (null_fd < 0 || pipe2(report_pipe, O_CLOEXEC) < 0) {
@@ -369,7 +393,7 @@ int sandbox_start(const char *script, int fd, pid_t *ret_pid, unsigned *ret_miss
             close(null_fd);
         return fail(-EIO, "template: no descriptors for a helper: %s", strerror(e));
     }
-    int rc = start_with(script, fd, null_fd, report_pipe, ret_pid, ret_missing);
+    int rc = start_with(script, fd, null_fd, report_pipe, patience, ret_pid, ret_missing);
     close(report_pipe[0]);
     close(null_fd);
     return rc;

@@ -12,13 +12,21 @@
  *
  * Threads: any. */
 #pragma once
+#include <stdint.h>
 #include <sys/types.h>
 
 enum { SANDBOX_NAMESPACES = 1, SANDBOX_LANDLOCK = 2, SANDBOX_SECCOMP = 4 };
 
+/* Ends the wait for a start: stop_fd is readable, or the time has come. */
+struct sandbox_patience {
+    int stop_fd;      // -1: none
+    int64_t until_us; // clock_us()
+};
+
 /* Starts `/usr/bin/python3 -I -c script` with an empty environment. fd: a socket, which becomes its
  * descriptors 0 and 1; 2 is /dev/null. *ret_missing: the layers that are refused here.
- * -EIO: it cannot be started, or a limit cannot be set. */
-int sandbox_start(const char *script, int fd, pid_t *ret_pid, unsigned *ret_missing);
+ * -EIO: it cannot be started, or not in time, or a limit cannot be set; -ECANCELED: stop_fd. */
+int sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
+                  pid_t *ret_pid, unsigned *ret_missing);
 /* "namespaces landlock"; the text of the layers in the set. */
 void sandbox_text(unsigned layers, char ret_text[40]);

@@ -1,7 +1,6 @@
 /* template.c - renders chat templates in helper processes. */
 #include <errno.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -22,6 +21,7 @@
 #include "gateway/openai/json_write.h"
 #include "gateway/serve/sandbox.h"
 #include "gateway/serve/template.h"
+#include "gateway/serve/template_reply.h"
 
 #define START_US 20000000 // a cold start of Python on a busy machine is slow
 #define STOPPING "the server is shutting down"
@@ -80,23 +80,23 @@ static int wait_for(struct worker *w, short events, int64_t until_us)
  * reply, or wrote more than a line; -EMSGSIZE; and the errors of wait_for(). */
 static int read_line(struct worker *w, int64_t until_us)
 {
-    buf_init(&w->in, TEMPLATE_MAX_REPLY);
-    for (;;) {
-        int rc = wait_for(w, POLLIN, until_us);
-        if (rc < 0)
+    int rc = -EAGAIN;
+    buf_init(&w->in, TEMPLATE_REPLY_MAX);
+    while (rc == -EAGAIN) {
+        if ((rc = wait_for(w, POLLIN, until_us)) < 0)
             return rc;
-        char *space = buf_reserve(&w->in, 65536);
+        char *space = buf_reserve(&w->in, TEMPLATE_REPLY_PIECE);
         if (!space)
             return -EMSGSIZE;
-        ssize_t n = recv(w->fd, space, 65536, MSG_DONTWAIT);
+        ssize_t n = recv(w->fd, space, TEMPLATE_REPLY_PIECE, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
-            continue;
-        if (n <= 0)
-            return w->in.len ? -EPROTO : -EPIPE;
-        w->in.len += (size_t)n;
-        if (memchr(space, '\n', (size_t)n))
-            return space[n - 1] == '\n' ? 0 : -EPROTO;
+            rc = -EAGAIN;
+        else if (n <= 0)
+            rc = w->in.len ? -EPROTO : -EPIPE;
+        else
+            rc = template_reply_add(&w->in, (size_t)n);
     }
+    return rc;
 }
 
 static int write_all(struct worker *w, const struct buf *line, int64_t until_us)
@@ -126,13 +126,14 @@ static void warn_missing(unsigned missing)
             text);
 }
 
-static int worker_spawn(struct worker *w)
+static int worker_spawn(struct worker *w, int64_t until_us)
 {
+    const struct sandbox_patience patience = {w->t->stop_fd, until_us};
     int pair[2];
     unsigned missing;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
         return fail(-EIO, "template: cannot create a socket pair: %s", strerror(errno));
-    int rc = sandbox_start(template_worker_source, pair[1], &w->pid, &missing);
+    int rc = sandbox_start(template_worker_source, pair[1], &patience, &w->pid, &missing);
     close(pair[1]);
     w->fd = pair[0];
     if (rc < 0) {
@@ -146,10 +147,11 @@ static int worker_spawn(struct worker *w)
 
 static int worker_start(struct worker *w)
 {
-    int rc = worker_spawn(w);
+    int64_t until_us = clock_us() + START_US;
+    int rc = worker_spawn(w, until_us);
     if (rc < 0)
-        return rc;
-    rc = read_line(w, clock_us() + START_US); // "ready": the imports are done
+        return rc == -ECANCELED ? fail(rc, STOPPING) : rc;
+    rc = read_line(w, until_us); // "ready": the imports are done
     buf_done(&w->in);
     if (rc == 0)
         return 0;
@@ -175,18 +177,15 @@ static void done_error(const struct job *j, int err, const char *text)
     j->done(j->user, err, text, strlen(text));
 }
 
-/* Calls done() with the reply. false: the reply is malformed, done() was not called. */
-static bool deliver_reply(const struct job *j, const struct buf *in)
+/* Calls done() with the reply. -EPROTO: the reply is malformed, done() was not called. */
+static int deliver_reply(const struct job *j, const struct buf *line)
 {
-    json_t *reply = json_loadb(in->data, in->len, JSON_ALLOW_NUL, NULL);
-    const json_t *text = json_object_get(reply, "text"), *error = json_object_get(reply, "error");
-    bool ok = json_is_string(text) || json_is_string(error);
-    if (json_is_string(text))
-        j->done(j->user, 0, json_string_value(text), json_string_length(text));
-    else if (ok)
-        j->done(j->user, -EINVAL, json_string_value(error), json_string_length(error));
-    json_decref(reply);
-    return ok;
+    struct template_reply reply;
+    int rc = template_reply_parse(line, &reply);
+    if (rc == 0)
+        j->done(j->user, reply.is_error ? -EINVAL : 0, reply.text, reply.len);
+    template_reply_done(&reply);
+    return rc;
 }
 
 /* One try with a running helper, which is killed if the try fails. */
@@ -195,8 +194,7 @@ static int try_render(struct worker *w, const struct job *j)
     int64_t until_us = clock_us() + w->t->timeout_us;
     int rc = write_all(w, &j->line, until_us);
     rc = rc < 0 ? rc : read_line(w, until_us);
-    if (rc == 0 && !deliver_reply(j, &w->in))
-        rc = -EPROTO;
+    rc = rc < 0 ? rc : deliver_reply(j, &w->in);
     if (rc == 0)
         buf_done(&w->in);
     else
@@ -232,7 +230,7 @@ static void render_job(struct worker *w, const struct job *j)
     else if (rc == -EMSGSIZE)
         snprintf(text, sizeof(text),
                  "the rendering of the chat template is too large: at most %u MiB",
-                 TEMPLATE_MAX_REPLY >> 20);
+                 TEMPLATE_REPLY_MAX >> 20);
     done_error(j, -EINVAL, text);
 }
 

@@ -15,7 +15,6 @@
 #define TEMPLATE_MAX_WORKERS 64
 #define TEMPLATE_MAX_WAITING 1024
 #define TEMPLATE_MAX_REQUEST (64u << 20) // bytes of a line to a helper
-#define TEMPLATE_MAX_REPLY (100u << 20)  // bytes of a reply: 16 Mi characters, escaped
 
 struct template;
 

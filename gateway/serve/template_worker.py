@@ -105,21 +105,28 @@ def render(request):
     return "".join(parts)
 
 
+def text_of(e):
+    try:
+        return str(e)[:MAX_ERROR] or type(e).__name__
+    except Exception:  # the text of an object that a template has raised may not be possible
+        return type(e).__name__
+
+
 def answer(line):
     try:
         return {"text": render(json.loads(line))}
     except TemplateError as e:
-        return {"error": str(e)[:MAX_ERROR] or type(e).__name__}
+        return {"error": text_of(e)}
     except MemoryError:
         return {"error": "the template needs more memory than it may have"}
     except RecursionError:
         return {"error": "the template recurses without end"}
     except Exception as e:  # any exception of a template is an error of its request
-        return {"error": ("%s: %s" % (type(e).__name__, e))[:MAX_ERROR]}
+        return {"error": "%s: %s" % (type(e).__name__, text_of(e))}
 
 
 def send(reply):
-    data = json.dumps(reply, ensure_ascii=True).encode("ascii") + b"\n"
+    data = json.dumps(reply, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
     while data:
         data = data[os.write(1, data) :]
 

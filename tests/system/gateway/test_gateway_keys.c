@@ -209,6 +209,26 @@ static void tokens_over_a_limit_are_429(void **state)
     child_stop(&s);
 }
 
+static void failed_requests_count_per_minute(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = start_gateway("alice " ALICE " rate=4 concurrency=1\n", NULL, &port);
+    http_answer_is(complete(port, ALICE, "no JSON"), 400, "", "");
+    http_answer_is(complete(port, ALICE, "{\"prompt\":\"status 8\"}"), 429, "", "");
+    struct http_client c = http_client_open(port);
+    http_client_ask(&c, "POST /v1/completions", "X-API-Key: " ALICE "\r\n",
+                    "{\"prompt\":\"stall\",\"stream\":true}");
+    assert_int_equal(http_client_read_head(&c, WAIT_MS), 200);
+    http_answer_is(complete(port, ALICE, "{\"prompt\":\"say 1\"}"), 429, "",
+                   "concurrent choices (concurrency)");
+    http_answer_is(complete(port, ALICE, "{\"prompt\":\"say 1\"}"), 429,
+                   "Retry-After: ", "4 requests per minute (rate)");
+    http_client_close(&c);
+    gateway_await_running(stage.verifier, 0);
+    child_stop(&s);
+}
+
 static bool has_left(unsigned port, long want, long *ret)
 {
     *ret = left_after_probe(port, ALICE);
@@ -363,6 +383,7 @@ int main(void)
         cmocka_unit_test(a_key_sees_and_uses_only_its_models),
         cmocka_unit_test(limits_are_in_the_header),
         cmocka_unit_test(tokens_over_a_limit_are_429),
+        cmocka_unit_test(failed_requests_count_per_minute),
         cmocka_unit_test(tokens_of_ended_requests_count),
         cmocka_unit_test(concurrent_requests_cannot_use_the_same_tokens),
         cmocka_unit_test(counts_are_kept_over_restarts_and_shared),

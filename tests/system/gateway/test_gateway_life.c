@@ -146,6 +146,31 @@ static void a_drain_ends_calls_that_do_not_return(void **state)
     gateway_await_running(stage.verifier, 0);
 }
 
+/* The answer has lost its verifier, and waits for one that continues it. */
+static void a_lost_answer_of_a_closed_client_ends_with_the_gateway(void **state)
+{
+    (void)state;
+    unsigned at;
+    struct http_client c;
+    const char *more[] = {"--resume-wait", "600", "--drain-timeout", "600", NULL};
+    char text[65536];
+    fake_verifier_continues(stage.verifier, true);
+    struct child s = gateway_start(stage.address, more, &at);
+    begin_stream(&c, at, "lose 14 1000000000");
+    assert_int_equal(http_client_read_head(&c, 20000), 200);
+    gateway_await_running(stage.verifier, 0);
+    child_signal(&s, SIGTERM);
+    free(child_wait_log(&s, "stopping on signal"));
+    FILE *log = fopen(s.log, "r");
+    assert_non_null(log);
+    http_client_close(&c);
+    assert_int_equal(child_wait(&s), 0);
+    text[fread(text, 1, sizeof(text) - 1, log)] = 0;
+    fclose(log);
+    assert_non_null(strstr(text, "status=499"));
+    fake_verifier_continues(stage.verifier, false);
+}
+
 static int open_stage(void **state)
 {
     (void)state;
@@ -162,6 +187,7 @@ int main(void)
         cmocka_unit_test(a_drain_finishes_accepted_requests),
         cmocka_unit_test(a_drain_ends_requests_that_wait_for_a_model),
         cmocka_unit_test(a_drain_ends_calls_that_do_not_return),
+        cmocka_unit_test(a_lost_answer_of_a_closed_client_ends_with_the_gateway),
     };
     return cmocka_run_group_tests(tests, open_stage, stage_close);
 }

@@ -206,6 +206,39 @@ static void concurrent_requests_are_limited(void **state)
     auth_leave(k[2]);
 }
 
+static void a_request_refused_for_concurrency_counts_per_minute(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " rate=3 concurrency=1");
+    struct auth_guest *k, *none;
+    struct auth_levels levels;
+    assert_int_equal(enters(a, ALICE, 1, &k), 0);
+    for (unsigned left = 2; left--;) {
+        assert_int_equal(auth_enter(a, ALICE, true, 1, &none, &levels), -EAGAIN);
+        assert_non_null(strstr(fail_text(), "1 concurrent choices (concurrency)"));
+        assert_int_equal(levels.requests.left, left);
+        assert_int_equal(levels.retry_s, 1);
+    }
+    assert_int_equal(auth_enter(a, ALICE, true, 1, &none, &levels), -EAGAIN);
+    assert_non_null(strstr(fail_text(), "3 requests per minute (rate)"));
+    auth_leave(k);
+}
+
+/* Otherwise a client that waits for Retry-After could be refused again. */
+static void a_request_over_the_rate_takes_nothing(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " rate=1");
+    struct auth_guest *k;
+    struct auth_levels levels;
+    assert_int_equal(enters(a, ALICE, 1, &k), 0);
+    auth_leave(k);
+    for (unsigned i = 0; i < 5; i++)
+        assert_int_equal(auth_enter(a, ALICE, true, 1, &k, &levels), -EAGAIN);
+    assert_int_equal(enters(a, ALICE, 1 + levels.retry_s * INT64_C(1000000), &k), 0);
+    auth_leave(k);
+}
+
 static struct openai_request request_of(const char *body)
 {
     struct openai_request q;
@@ -512,6 +545,8 @@ int main(void)
         cmocka_unit_test(the_number_of_keys_is_limited),
         cmocka_unit_test(requests_per_minute_are_limited),
         cmocka_unit_test(concurrent_requests_are_limited),
+        cmocka_unit_test(a_request_refused_for_concurrency_counts_per_minute),
+        cmocka_unit_test(a_request_over_the_rate_takes_nothing),
         cmocka_unit_test(every_choice_of_a_request_counts),
         cmocka_unit_test(a_key_limits_the_tokens_of_an_answer),
         cmocka_unit_test(each_name_is_one_flow_whatever_the_salt),

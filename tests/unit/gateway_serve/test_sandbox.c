@@ -9,11 +9,14 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "base/clock.h"
 #include "base/err.h"
 #include "gateway/serve/sandbox.h"
 #include "lib/lib.h"
 
 #define LIMIT_MS 60000
+
+static const struct sandbox_patience endless = {-1, INT64_MAX / 2};
 
 /* Writes one line for each deed that succeeds, then "done". */
 static const char hostile[] =
@@ -77,7 +80,7 @@ static char *run(const char *script, unsigned *ret_missing)
     static char said[4096];
     size_t n = 0;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-    if (sandbox_start(script, pair[1], &pid, ret_missing) < 0)
+    if (sandbox_start(script, pair[1], &endless, &pid, ret_missing) < 0)
         fail_msg("%s", fail_text());
     close(pair[1]);
     for (;;) {
@@ -144,7 +147,7 @@ static void a_script_ends_with_the_process_that_started_it(void **state)
                                "os.write(1, b'on')\n"
                                "end = time.time() + 2 * 60\n"
                                "while time.time() < end: pass\n",
-                               pair[1], &pid, &missing);
+                               pair[1], &endless, &pid, &missing);
         _exit(rc < 0 || read(pair[1], on, 1) != 1);
     }
     close(pair[1]);
@@ -168,13 +171,47 @@ static void a_limit_that_cannot_be_set_is_an_error(void **state)
         int pair[2];
         pid_t pid;
         unsigned missing;
-        bool ok =
-            socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0 && setrlimit(RLIMIT_NOFILE, &few) == 0 &&
-            sandbox_start("", pair[1], &pid, &missing) == -EIO && strstr(fail_text(), "prlimit");
+        bool ok = socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0 &&
+                  setrlimit(RLIMIT_NOFILE, &few) == 0 &&
+                  sandbox_start("", pair[1], &endless, &pid, &missing) == -EIO &&
+                  strstr(fail_text(), "prlimit");
         _exit(ok ? 0 : 1);
     }
     assert_int_equal(waitpid(starter, &status, 0), starter);
     assert_int_equal(status, 0);
+}
+
+static bool holds; // a new child stops before it does anything
+
+pid_t __real__Fork(void);
+pid_t __wrap__Fork(void);
+
+pid_t __wrap__Fork(void)
+{
+    pid_t pid = __real__Fork();
+    if (pid == 0 && holds)
+        kill(getpid(), SIGSTOP);
+    return pid;
+}
+
+static void a_child_that_is_held_is_not_awaited(void **state)
+{
+    (void)state;
+    int pair[2];
+    pid_t pid;
+    unsigned missing;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    assert_int_equal(write(pair[0], "x", 1), 1);
+    const struct sandbox_patience stopped = {pair[1], INT64_MAX / 2},
+                                  over = {-1, clock_us() + 10000};
+    holds = true;
+    assert_int_equal(sandbox_start("", pair[1], &stopped, &pid, &missing), -ECANCELED);
+    assert_int_equal(sandbox_start("", pair[1], &over, &pid, &missing), -EIO);
+    assert_non_null(strstr(fail_text(), "child: Connection timed out"));
+    holds = false;
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); // no child is left
+    close(pair[0]);
+    close(pair[1]);
 }
 
 static void missing_layers_have_names(void **state)
@@ -196,6 +233,7 @@ int main(void)
         cmocka_unit_test(a_script_cannot_use_the_limits_of_its_parent),
         cmocka_unit_test(a_script_ends_with_the_process_that_started_it),
         cmocka_unit_test(a_limit_that_cannot_be_set_is_an_error),
+        cmocka_unit_test(a_child_that_is_held_is_not_awaited),
         cmocka_unit_test(missing_layers_have_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "gateway/serve/sandbox.h"
 #include "gateway/serve/template.h"
 #include "lib/lib.h"
 
@@ -168,6 +169,24 @@ static void an_error_raised_by_a_template_is_returned(void **state)
     fails("{{ nothing.at_all.here }}", "undefined");
     fails("{{ 1 / 0 }}", "ZeroDivisionError");
     still_renders();
+}
+
+/* Otherwise each such request would cost the start of a helper. */
+static void text_that_cannot_be_written_ends_no_helper(void **state)
+{
+    (void)state;
+    struct template *shared = t;
+    assert_int_equal(template_new(1, 60000, &t), 0);
+    struct outcome before = render("{{ lipsum }}", "{}"); // has an address of the process
+    renders("{{ '\\ud800' }}", "{}", "?");
+    fails("{{ raise_exception('\\udfff') }}", "?");
+    fails("{% set n = namespace(a=[]) %}{% for i in range(9999) %}{% set n.a = [n.a] %}"
+          "{% endfor %}{{ raise_exception(n.a) }}",
+          "TemplateError");
+    renders("{{ lipsum }}", "{}", before.text);
+    free(before.text);
+    template_free(t);
+    t = shared;
 }
 
 static void endless_loops_are_killed(void **state)
@@ -355,6 +374,128 @@ static void stopping_ends_renderings_immediately(void **state)
     }
 }
 
+/* ---- a helper whose script is hostile ---- */
+
+static const char *hostile; // the script of new helpers; NULL: the product's
+static bool holds_start;    // a start only ends when it is no longer awaited
+
+int __real_sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
+                         pid_t *ret_pid, unsigned *ret_missing);
+int __wrap_sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
+                         pid_t *ret_pid, unsigned *ret_missing);
+
+int __wrap_sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
+                         pid_t *ret_pid, unsigned *ret_missing)
+{
+    struct pollfd stop = {patience->stop_fd, POLLIN, 0};
+    if (holds_start)
+        return fail(poll(&stop, 1, 60000) == 1 ? -ECANCELED : -EIO, "held");
+    return __real_sandbox_start(hostile ? hostile : script, fd, patience, ret_pid, ret_missing);
+}
+
+/* The outcome of a request to a helper that starts well, and then runs `code` for each request. */
+static struct outcome ask_hostile(const char *code, unsigned timeout_ms)
+{
+    static char script[2000];
+    struct template *shared = t;
+    struct outcome o;
+    snprintf(script, sizeof(script),
+             "import os, sys\n"
+             "def say(data):\n"
+             "    while data:\n"
+             "        data = data[os.write(1, data):]\n"
+             "say(b'ready\\n')\n"
+             "for line in sys.stdin.buffer:\n"
+             "    %s\n",
+             code);
+    hostile = script;
+    assert_int_equal(template_new(1, timeout_ms, &t), 0);
+    begin(&o, "x", "{}");
+    wait_for(&o);
+    template_free(t);
+    hostile = NULL;
+    t = shared;
+    return o;
+}
+
+static void a_reply_that_is_none_ends_its_request_only(void **state)
+{
+    (void)state;
+    static const char *const replies[] = {
+        "say(b'\\n')",
+        "say(b'junk\\n')",
+        "say(bytes(999) + b'\\n')",
+        "say(b'{}\\n')",
+        "say(b'{\"text\":1}\\n')",
+        "say(b'{\"text\":\"\\\\ud800\"}\\n')",
+        "say(b'{\"text\":\"a\"}\\n{\"text\":\"b\"}\\n')",
+        "say(b'{\"text\":[' + b'[],' * 99999 + b'[]]}\\n')",
+        "say(b'{\"text\":\"a'); sys.exit()",
+        "sys.exit()",
+        "os.close(0); os.close(1)",
+    };
+    for (size_t i = 0; i < ARRAY_LEN(replies); i++) {
+        struct outcome o = ask_hostile(replies[i], 60000);
+        fails_with(&o, replies[i], "the helper process of the chat template failed");
+    }
+    still_renders();
+}
+
+static void a_reply_that_does_not_end_is_not_awaited(void **state)
+{
+    (void)state;
+    static const char *const replies[] = {"pass", "say(b'{\"text\":')"};
+    for (size_t i = 0; i < ARRAY_LEN(replies); i++) {
+        struct outcome o = ask_hostile(replies[i], 50);
+        fails_with(&o, replies[i], "took longer than 0.1 s");
+    }
+    struct outcome o = ask_hostile("while True: say(bytes(1 << 20))", 60000);
+    fails_with(&o, "endless", "too large: at most 100 MiB");
+}
+
+static void a_reply_may_come_in_pieces(void **state)
+{
+    (void)state;
+    struct outcome o = ask_hostile("[say(bytes([c])) for c in b'{\"text\":\"a b\"}\\n']", 60000);
+    assert_int_equal(o.err, 0);
+    assert_string_equal(o.text, "a b");
+    free(o.text);
+}
+
+static void a_helper_that_does_not_start_is_an_error(void **state)
+{
+    (void)state;
+    struct template *shared = t;
+    struct outcome o;
+    hostile = "";
+    assert_int_equal(template_new(1, TIMEOUT_MS, &t), 0);
+    begin(&o, "x", "{}");
+    wait_for(&o);
+    template_free(t);
+    hostile = NULL;
+    t = shared;
+    assert_int_equal(o.err, -EIO);
+    assert_non_null(strstr(o.text, "the helper does not start"));
+    free(o.text);
+}
+
+static void stopping_does_not_await_the_start_of_a_helper(void **state)
+{
+    (void)state;
+    struct template *shared = t;
+    struct outcome o;
+    holds_start = true;
+    assert_int_equal(template_new(1, TIMEOUT_MS, &t), 0);
+    begin(&o, "x", "{}");
+    template_free(t);
+    holds_start = false;
+    t = shared;
+    assert_true(o.here);
+    assert_int_equal(o.err, -ECANCELED);
+    assert_string_equal(o.text, "the server is shutting down");
+    free(o.text);
+}
+
 static int start(void **state)
 {
     (void)state;
@@ -376,6 +517,7 @@ int main(void)
         cmocka_unit_test(templates_have_the_expected_functions),
         cmocka_unit_test(developer_becomes_system_for_templates_without_it),
         cmocka_unit_test(an_error_raised_by_a_template_is_returned),
+        cmocka_unit_test(text_that_cannot_be_written_ends_no_helper),
         cmocka_unit_test(endless_loops_are_killed),
         cmocka_unit_test(memory_is_limited),
         cmocka_unit_test(the_sandbox_holds),
@@ -384,6 +526,11 @@ int main(void)
         cmocka_unit_test(renderings_that_wait_are_limited),
         cmocka_unit_test(a_request_over_the_limit_is_refused),
         cmocka_unit_test(stopping_ends_renderings_immediately),
+        cmocka_unit_test(a_reply_that_is_none_ends_its_request_only),
+        cmocka_unit_test(a_reply_that_does_not_end_is_not_awaited),
+        cmocka_unit_test(a_reply_may_come_in_pieces),
+        cmocka_unit_test(a_helper_that_does_not_start_is_an_error),
+        cmocka_unit_test(stopping_does_not_await_the_start_of_a_helper),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
