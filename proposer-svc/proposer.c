@@ -92,33 +92,24 @@ static struct batch_config batch_config(const struct proposer *s)
                                  .seconds = s->seconds};
 }
 
-int proposer_round(struct proposer *s, uint64_t stream, const Tandem__V1__Round *round,
-                   struct rpc_msg **ret_answer)
-{
-    AUTO(batch_free) struct batch *b = NULL;
-    const struct batch_config c = batch_config(s);
-    struct batch_origin from = {.stream = stream};
-    *ret_answer = NULL;
-    int err = batch_new(&c, &b);
-    if (!err)
-        err = batch_take(b, &from, round, NULL, clock_us());
-    if (err < 0)
-        return err;
-    batch_draft(b);
-    *ret_answer = batch_answer(b, &from);
-    return 0;
-}
-
 /* Drafts for a Round on the calling thread and answers it. */
 static void answer_round(struct proposer *s, const struct batch_origin *from,
                          const Tandem__V1__Round *round)
 {
-    struct rpc_msg *answer;
-    int err = proposer_round(s, from->stream, round, &answer);
-    if (err < 0)
+    AUTO(batch_free) struct batch *b = NULL;
+    const struct batch_config c = batch_config(s);
+    int err = batch_new(&c, &b);
+    if (!err)
+        err = batch_take(b, from, round, NULL, clock_us());
+    if (err < 0) {
         round_failed(from, err);
-    else if (answer)
-        send_answer(from, answer);
+        return;
+    }
+    batch_draft(b);
+    struct batch_origin to;
+    struct rpc_msg *answer = batch_answer(b, &to);
+    if (answer)
+        send_answer(&to, answer);
 }
 
 static void on_draft_start(struct rpc_call *call, struct rpc_msg *msg)

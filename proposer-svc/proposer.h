@@ -9,8 +9,6 @@
 #include "proposer-svc/session.h"
 
 struct rpc_server;
-struct rpc_msg;
-struct Tandem__V1__Round;
 struct Tandem__V1__StatsReply;
 struct proposer;
 
@@ -33,9 +31,3 @@ void proposer_add(struct proposer *s, struct rpc_server *server);
 void proposer_expire(struct proposer *s);
 /* The fill_stats callback of rpc_service.h. user: the service. */
 void proposer_fill_stats(void *user, struct Tandem__V1__StatsReply *reply);
-
-/* Processes one Round of a stream on the calling thread. Not for PROP_OWN_THREAD. *ret_answer
- * receives the Drafts; NULL: the Round requests none. -EINVAL: its fields contradict each other.
- * -ENOMEM. */
-int proposer_round(struct proposer *s, uint64_t stream, const struct Tandem__V1__Round *round,
-                   struct rpc_msg **ret_answer);

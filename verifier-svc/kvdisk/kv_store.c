@@ -245,21 +245,26 @@ static int find_keys(struct kv_store *s, int which, uint64_t *ret_keys, uint32_t
     return err;
 }
 
-/* Removes the row with this key, if there is one. */
-static int remove_row(struct kv_store *s, uint64_t key)
+/* Removes the row with this key, if there is one. *ret_n: rows removed. */
+static int remove_row(struct kv_store *s, uint64_t key, uint64_t *ret_n)
 {
     sqlite3_bind_int64(s->db.st[REMOVE], 1, (int64_t)key);
     int err = db_step(&s->db, REMOVE);
-    s->counts.blocks -= err ? 0 : (uint64_t)sqlite3_changes(s->db.handle);
+    *ret_n = err ? 0 : (uint64_t)sqlite3_changes(s->db.handle);
+    s->counts.blocks -= *ret_n;
     return err;
 }
 
-/* Removes rows, reports each one and adds n to *count. */
+/* Removes rows that were found, reports each one and adds n to *count. -EBADMSG: a row was found
+ * only in the index. It would be found again and again. */
 static int remove_rows(struct kv_store *s, const uint64_t *keys, uint32_t n, uint64_t *count)
 {
+    uint64_t n_removed;
     int err = 0;
     for (uint32_t i = 0; i < n && !err; i++) {
-        err = remove_row(s, keys[i]);
+        err = remove_row(s, keys[i], &n_removed);
+        if (!err && !n_removed)
+            err = fail(-EBADMSG, "%s: the index has a block that the table does not have", s->path);
         if (!err && s->on_removed)
             s->on_removed(s->removed_owner, keys[i]);
     }
@@ -315,7 +320,8 @@ static int put_row(struct kv_store *s, const struct kv_store_row *r, int64_t now
         sqlite3_bind_int64(st, i + 1, numbers[i]);
     sqlite3_bind_blob(st, 6, h->name, KV_NAME, SQLITE_STATIC);
     sqlite3_bind_blob(st, 7, r->data, (int)s->options.block_bytes, SQLITE_STATIC);
-    int err = remove_row(s, kv_store_key(h->name));
+    uint64_t n_replaced;
+    int err = remove_row(s, kv_store_key(h->name), &n_replaced);
     err = err ? err : db_step(&s->db, PUT);
     s->counts.blocks += !err;
     sqlite3_clear_bindings(st);
@@ -432,18 +438,22 @@ static int prune_rows(struct kv_store *s, int64_t now_s, uint32_t *ret_n)
     return err;
 }
 
-/* Releases some unused pages to the file system, if the file is larger than its limit. */
+/* Releases some unused pages to the file system, if the file is larger than its limit. A file with
+ * another auto_vacuum releases none. */
 static int shrink_file(struct kv_store *s, bool *ret_more)
 {
-    int64_t pages = 0, size = 0;
+    int64_t pages = 0, size = 0, pages_after = 0;
     char sql[64];
+    *ret_more = false;
     int err = db_get(&s->db, "page_count", &pages);
     err = err ? err : db_get(&s->db, "page_size", &size);
-    *ret_more = !err && (uint64_t)(pages * size) > s->options.max_bytes - KV_STORE_LOG_BYTES;
-    if (!*ret_more)
+    if (err || (uint64_t)(pages * size) <= s->options.max_bytes - KV_STORE_LOG_BYTES)
         return err;
     snprintf(sql, sizeof(sql), "PRAGMA incremental_vacuum(%d)", PRUNE_PAGES);
-    return db_run(&s->db, sql);
+    err = db_run(&s->db, sql);
+    err = err ? err : db_get(&s->db, "page_count", &pages_after);
+    *ret_more = !err && pages_after < pages;
+    return err;
 }
 
 int kv_store_prune(struct kv_store *s, int64_t now_s, bool *ret_more)
