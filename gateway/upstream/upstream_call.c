@@ -399,6 +399,8 @@ static void end_next(struct upstream_call *a, const struct upstream_leg *leg, en
     if (code == RPC_INVALID_ARGUMENT || code == RPC_OUT_OF_RANGE)
         a->unable |= bit_of(leg);
     drop_next(a);
+    if (is_cancelled(a))
+        finish(a);
 }
 
 static void take_end(struct upstream_leg *leg, const struct rpc_status *status)

@@ -411,6 +411,17 @@ static void other_errors_of_a_verifier_are_no_reason_to_ask_it_no_more(void **st
     has_ended(RPC_OK);
 }
 
+static void a_cancelled_continuation_ends_immediately(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    start(0);
+    end(0, RPC_UNAVAILABLE);
+    upstream_call_cancel(&played.call);
+    settle();
+    assert_int_equal(played.n_done, 1);
+}
+
 static void a_lost_answer_ends_after_the_wait(void **state)
 {
     (void)state;
@@ -652,6 +663,7 @@ int main(void)
         TEST(a_continuation_leaves_a_second_verifier_that_is_silent),
         TEST(a_verifier_that_cannot_continue_an_answer_is_asked_once),
         TEST(other_errors_of_a_verifier_are_no_reason_to_ask_it_no_more),
+        TEST(a_cancelled_continuation_ends_immediately),
         TEST(a_lost_answer_ends_after_the_wait),
         TEST(an_answer_whose_end_has_arrived_needs_no_verifier),
         TEST(a_bad_first_event_of_the_next_verifier_costs_nothing),
