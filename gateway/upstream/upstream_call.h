@@ -27,7 +27,8 @@ struct upstream_call;
 struct upstream_call_events {
     /* Each event of the answer once, whatever verifiers send it. */
     void (*on_event)(struct upstream_call *a, const Tandem__V1__GenerateEvent *e);
-    /* The call has not begun and is sent to another verifier; why: the end of the last try. */
+    /* The call has not begun and is sent to another verifier, or to the same after a restart; why:
+     * the end of the last try. */
     void (*on_retry)(struct upstream_call *a, const char *from, const char *to, const char *why);
     /* Another verifier, or the same after a restart, continues the answer. */
     void (*on_resume)(struct upstream_call *a, const char *from, const char *to, const char *why);
