@@ -439,6 +439,7 @@ void upstream_call_begin(struct upstream_call *a)
         a->status.code = RPC_UNAVAILABLE;
         snprintf(a->status.text, sizeof(a->status.text), "%s", fail_text());
         a->lost_us = clock_us();
+        a->over = is_cancelled(a);
     }
     end_step(a);
 }

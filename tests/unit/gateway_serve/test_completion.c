@@ -130,6 +130,34 @@ static void only_a_request_that_has_not_begun_waits_in_a_queue(void **state)
     played.overdue = false;
 }
 
+void __wrap_template_stop(struct template *t);
+void __wrap_template_stop(struct template *t)
+{
+    (void)t; // there is none
+}
+
+/* No stream of such a call ends, so no callback ends the call. */
+static void calls_that_wait_for_a_verifier_end_with_the_gateway(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct http_server server;
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    (void)state;
+    struct http_request *http = calloc(1, sizeof(*http));
+    *http = (struct http_request){.s = &server};
+    atomic_init(&http->n_refs, 1);
+    pthread_mutex_init(&http->mu, NULL);
+    struct completion *x = generation_of(&g, http, N_PROMPTS);
+    played.n = played.n_ended = 0;
+    completion_send(x);
+    for (unsigned i = 0; i < N_PROMPTS; i++)
+        played.calls[i]->lost_us = 1;
+    completions_abort(&g);
+    assert_null(g.all);
+    assert_int_equal(http->status, 503);
+    http_unref(http);
+}
+
 /* ---- memory for token ids ---- */
 
 #define MEMORY (256u << 10)
@@ -208,6 +236,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_prompt_is_sent_whenever_earlier_calls_end),
         cmocka_unit_test(only_a_request_that_has_not_begun_waits_in_a_queue),
+        cmocka_unit_test(calls_that_wait_for_a_verifier_end_with_the_gateway),
         cmocka_unit_test(ids_of_a_running_answer_have_their_memory_when_it_is_full),
         cmocka_unit_test(only_ids_of_16384_tokens_are_charged_before_they_come),
     };

@@ -543,6 +543,16 @@ static void a_call_that_finds_no_verifier_waits_for_one(void **state)
     assert_int_equal(played.n_retries, 0);
 }
 
+static void a_cancelled_call_waits_for_no_verifier(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < N; i++)
+        set_state(i, UPSTREAM_DOWN);
+    upstream_call_cancel(&played.call);
+    upstream_call_begin(&played.call);
+    assert_int_equal(played.n_done, 1);
+}
+
 static void the_wait_for_a_verifier_counts_as_a_wait_in_the_queue(void **state)
 {
     (void)state;
@@ -672,6 +682,7 @@ int main(void)
         TEST(the_wait_of_a_queued_request_ends),
         TEST(without_a_wait_a_queued_request_ends_when_none_takes_it),
         TEST(a_call_that_finds_no_verifier_waits_for_one),
+        TEST(a_cancelled_call_waits_for_no_verifier),
         TEST(the_wait_for_a_verifier_counts_as_a_wait_in_the_queue),
         TEST(a_full_queue_is_no_reason_to_wait),
         TEST(a_lost_request_waits_while_the_other_verifiers_are_full),
