@@ -49,7 +49,8 @@ void access_log_init(void)
                                         "Requests for tokens whose client disconnected.", NULL);
     metrics.retried = metrics_counter(
         "tandem_gateway_requests_moved_total",
-        "Requests retried on another verifier because the first was unreachable or full.", NULL);
+        "Requests sent to another verifier, or to the same after a restart, before they began.",
+        NULL);
     metrics.resumed = metrics_counter(
         "tandem_gateway_resumed_total",
         "Answers that another verifier, or the same after a restart, continued.", NULL);
@@ -127,21 +128,25 @@ void access_log_refused(const struct access_log *c, struct http_request *r,
              log_unquoted(fault->text, why, sizeof(why)));
 }
 
+static const char *which(const char *from, const char *to)
+{
+    return strcmp(from, to) == 0 ? "the same" : "another";
+}
+
 void access_log_retried(const struct access_log *c, struct http_request *r, const char *from,
                         const char *to, const char *why)
 {
     metrics_add(metrics.retried, 1);
-    log_info("request retried on another verifier id=%s%s from=%s to=%s: %s", http_id(r),
-             ids_text(c, r).text, from, to, why);
+    log_info("request retried on %s verifier id=%s%s from=%s to=%s: %s", which(from, to),
+             http_id(r), ids_text(c, r).text, from, to, why);
 }
 
 void access_log_resumed(const struct access_log *c, struct http_request *r, const char *from,
                         const char *to, const char *why)
 {
     metrics_add(metrics.resumed, 1);
-    log_info("answer resumed on %s verifier id=%s%s from=%s to=%s: %s",
-             strcmp(from, to) == 0 ? "the same" : "another", http_id(r), ids_text(c, r).text, from,
-             to, why);
+    log_info("answer resumed on %s verifier id=%s%s from=%s to=%s: %s", which(from, to), http_id(r),
+             ids_text(c, r).text, from, to, why);
 }
 
 void access_log_lost_ids(void)

@@ -31,7 +31,8 @@ void access_log_begin(struct access_log *c, struct http_request *r, enum openai_
 /* The request is refused because of its content. */
 void access_log_refused(const struct access_log *c, struct http_request *r,
                         const struct openai_fault *fault);
-/* The request is sent to another verifier; why: the error of the first. */
+/* The request has not begun and is sent again, mostly to another verifier; why: the error of the
+ * last one. */
 void access_log_retried(const struct access_log *c, struct http_request *r, const char *from,
                         const char *to, const char *why);
 /* The answer is continued by another verifier, or by the same one after a restart. */

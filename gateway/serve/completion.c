@@ -291,7 +291,7 @@ static void end_failed(struct completion *x, const struct upstream_call *a)
         completion_fail(x, 503, COMPLETION_STOPPING, "");
     else if (a->malformed)
         fail_call(x, a, 502, "the verifier's answer is malformed");
-    else if (a->overdue)
+    else if (a->overdue && !a->begun)
         end_overdue(x, a);
     else if (a->status.code == RPC_OK)
         fail_call(x, a, 502, "the verifier ended the answer too early");

@@ -117,6 +117,7 @@ struct rpc_msg *committed_pack(struct committed *c, ProtobufCBinaryData fingerpr
     }
     continuation.fingerprint = fingerprint;
     continuation.seed = c->seed;
+    continuation.max_tokens = c->max_tokens;
     continuation.n_choices = c->n;
     continuation.choices = list;
     m.continuation = &continuation;
@@ -129,6 +130,14 @@ bool committed_has_more(const struct committed *c)
     for (unsigned i = 0; i < c->n; i++)
         more |= c->choices[i].n > c->choices[i].asked;
     return more;
+}
+
+bool committed_is_whole(const struct committed *c)
+{
+    bool whole = true;
+    for (unsigned i = 0; i < c->n; i++)
+        whole &= c->choices[i].finished;
+    return whole;
 }
 
 void committed_continued(struct committed *c)

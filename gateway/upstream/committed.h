@@ -21,8 +21,9 @@ struct committed_choice {
 struct committed {
     struct committed_choice *choices; // (n)
     unsigned n;
-    int64_t seed;    // as the first Started reported it
-    bool is_partial; // memory ran out: ids are missing, and the call cannot be continued
+    int64_t seed;        // as the first Started reported it
+    uint32_t max_tokens; // the same
+    bool is_partial;     // memory ran out: ids are missing, and the call cannot be continued
 };
 
 /* The most bytes that are kept of a choice with this many tokens. */
@@ -41,5 +42,7 @@ int committed_take(struct committed *c, unsigned choice, Tandem__V1__TokenRun *r
 struct rpc_msg *committed_pack(struct committed *c, ProtobufCBinaryData fingerprint);
 /* Whether tokens were taken since the last committed_pack(). */
 bool committed_has_more(const struct committed *c);
+/* Whether all choices have finished: nothing can be continued. */
+bool committed_is_whole(const struct committed *c);
 /* Another verifier continues from the last committed_pack(): what was taken since comes again. */
 void committed_continued(struct committed *c);

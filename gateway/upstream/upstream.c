@@ -198,6 +198,8 @@ static void on_model(void *user, const struct rpc_status *status, ProtobufCMessa
         v->model = fresh;
         v->answered_us = clock_us();
         set_reported(v, state_of(fresh->info));
+    } else if (status->code == RPC_RESOURCE_EXHAUSTED) { // too many calls run: its state stays
+        v->answered_us = clock_us();
     } else {
         set_problem(v, status->code, status->text);
     }

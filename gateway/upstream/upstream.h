@@ -25,7 +25,7 @@ struct verifier;
 /* Starts as UNKNOWN; then always the state of the last answer. */
 enum upstream_state {
     UPSTREAM_UNKNOWN, // no answer and no error yet
-    UPSTREAM_DOWN,    // no answer
+    UPSTREAM_DOWN,    // no answer; RESOURCE_EXHAUSTED is one, and changes no state
     UPSTREAM_LOADING,
     UPSTREAM_READY,
     UPSTREAM_DRAINING,

@@ -5,9 +5,8 @@
 #include "base/err.h"
 #include "gateway/upstream/upstream_call.h"
 
-#define MAX_TRIES 3           // verifiers per call that has not begun
 #define MAX_LOST 4            // a request that crashes verifiers must not crash them all for ever
-#define FIRST_PAUSE_US 100000 // between two tries to continue; doubles
+#define FIRST_PAUSE_US 100000 // between two tries to find a verifier; doubles
 #define LAST_PAUSE_US 1000000
 
 int upstream_call_init(struct upstream_call *a, unsigned n)
@@ -136,14 +135,19 @@ static void send_leg(struct upstream_leg *leg, struct verifier *v, struct rpc_ms
     pthread_mutex_unlock(&a->mu);
 }
 
-/* A verifier with the same model that was not tried yet, or that can continue the answer. NULL:
- * there is none. */
+static uint32_t bit_of(const struct upstream_leg *leg)
+{
+    return 1u << upstream_index(leg->verifier);
+}
+
+/* Another verifier than that of `from`, with the same model. NULL: none can be asked now. */
 static struct verifier *choose_verifier(const struct upstream_call *a,
                                         const struct upstream_leg *from)
 {
-    uint32_t left = from && a->begun ? 1u << upstream_index(from->verifier) : 0;
-    const struct upstream_want want = {
-        .prompt = a->prompt, .like = a->model, .continues = a->begun, .except = a->tried | left};
+    const struct upstream_want want = {.prompt = a->prompt,
+                                       .like = a->model,
+                                       .continues = a->begun,
+                                       .except = a->tried | a->unable | (from ? bit_of(from) : 0)};
     const struct upstream_model *model;
     struct verifier *v;
     if (upstream_take(a->upstream, &want, &v, &model) < 0)
@@ -168,61 +172,80 @@ static const char *left_target(const struct upstream_call *a)
     return a->current ? upstream_target(a->current->verifier) : a->lost_target;
 }
 
-/* Asks another verifier than that of `from` to take over. false: none can be asked now. */
+/* The leg of a call that has not begun and has no verifier is its current one. */
+static void set_leg(struct upstream_call *a, struct upstream_leg *leg)
+{
+    if (a->begun || a->current)
+        a->next = leg;
+    else
+        a->current = leg;
+}
+
+/* Asks another verifier than that of `from`. false: none can be asked now. */
 static bool ask_next(struct upstream_call *a, const struct upstream_leg *from)
 {
     struct upstream_leg *leg = free_leg(a);
-    bool tried_enough = !a->begun && __builtin_popcount(a->tried) >= MAX_TRIES;
-    struct verifier *v = leg && !tried_enough ? choose_verifier(a, from) : NULL;
+    const char *left = left_target(a);
+    struct verifier *v = leg ? choose_verifier(a, from) : NULL;
     struct rpc_msg *request = v ? next_request(a) : NULL;
     if (!request) {
         upstream_release(v);
-        a->tried = a->begun ? 0 : a->tried; // each may be asked again
+        a->tried = 0; // each may be asked again
         pause_tries(a);
         return false;
     }
     leg->a = a;
-    a->next = leg;
-    if (!a->begun)
-        a->events->on_retry(a, left_target(a), upstream_target(v), a->why);
-    else if (!a->current)
+    if (a->begun && !a->current)
         set_waiting(a, clock_us());
+    set_leg(a, leg);
+    if (!a->begun && left)
+        a->events->on_retry(a, left, upstream_target(v), a->why);
     send_leg(leg, v, request);
     return true;
+}
+
+/* The next leg has not begun. The call stays where it is, and another verifier is asked later. */
+static void drop_next(struct upstream_call *a)
+{
+    leave(TAKE(a->next));
+    pause_tries(a);
+}
+
+/* The current leg has begun. */
+static void end_search(struct upstream_call *a)
+{
+    a->tried = 0;
+    a->pause_us = FIRST_PAUSE_US;
+    set_waiting(a, 0);
 }
 
 /* The next leg has begun and becomes the current one. false: it cannot; its events are ignored. */
 static bool adopt(struct upstream_call *a)
 {
-    struct upstream_leg *leg = TAKE(a->next);
     const char *from = left_target(a);
     if (!a->exact && committed_has_more(&a->committed)) { // the next tokens may differ from these
-        leave(leg);
-        pause_tries(a);
+        drop_next(a);
         return false;
     }
     if (a->current)
         leave(a->current);
-    a->current = leg;
+    a->current = TAKE(a->next);
     committed_continued(&a->committed);
-    a->lost_us = 0;
-    a->tried = 0;
-    a->pause_us = FIRST_PAUSE_US;
-    set_waiting(a, 0);
+    end_search(a);
     if (a->begun)
-        a->events->on_resume(a, from, upstream_target(leg->verifier), a->why);
+        a->events->on_resume(a, from, upstream_target(a->current->verifier), a->why);
     return true;
 }
 
 /* ---- the verifier's events; with step_mu ---- */
 
-static void mark_begun(struct upstream_call *a, int64_t seed)
+static void mark_begun(struct upstream_call *a, const Tandem__V1__Started *s)
 {
     a->begun = true;
-    a->tried = 0;
-    a->committed.seed = seed;
+    a->committed.seed = s->seed;
+    a->committed.max_tokens = s->max_tokens;
     free(TAKE(a->prompt));
-    set_waiting(a, 0);
+    end_search(a);
     if (a->next) // it would draw another seed
         leave(TAKE(a->next));
 }
@@ -233,7 +256,7 @@ static bool take_started(struct upstream_leg *leg, const Tandem__V1__GenerateEve
     struct committed_choice *c = &a->committed.choices[e->choice];
     leg->begun = true;
     if (!a->begun)
-        mark_begun(a, e->started->seed);
+        mark_begun(a, e->started);
     if (c->started) // by another verifier
         return true;
     c->started = true;
@@ -291,11 +314,23 @@ static bool take_event(struct upstream_leg *leg, const Tandem__V1__GenerateEvent
     return true; // of a newer verifier
 }
 
+/* Whether this may be the first event of a leg. */
+static bool is_start(const struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
+{
+    return e && e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_STARTED &&
+           e->choice < a->committed.n;
+}
+
 static void take_message(struct upstream_leg *leg, const Tandem__V1__GenerateEvent *e)
 {
     struct upstream_call *a = leg->a;
-    if (leg == a->next && e && !adopt(a))
+    if (leg == a->next && !is_start(a, e)) {
+        drop_next(a);
         return;
+    }
+    if (leg == a->next && !adopt(a))
+        return;
+    a->heard_us = clock_us();
     if (e && take_event(leg, e))
         return;
     pthread_mutex_lock(&a->mu);
@@ -320,38 +355,51 @@ static void on_message(void *user, struct rpc_msg *msg)
 
 /* ---- the end of a leg; with step_mu ---- */
 
-/* Whether another verifier may do better. A continuation may fail for any reason of its verifier.
- * The other errors are the request's own. */
-static bool may_move(const struct upstream_call *a, bool leg_begun, enum rpc_code code)
+/* Whether another verifier may do better than the last one. Other errors are the request's own. */
+static bool may_move(struct upstream_call *a, enum rpc_code code)
 {
-    switch (code) {
-    case RPC_UNAVAILABLE:
-        return true;
-    case RPC_RESOURCE_EXHAUSTED: // the queue is full
-        return !leg_begun;
-    case RPC_OK:
-    case RPC_INVALID_ARGUMENT:
-    case RPC_OUT_OF_RANGE:
+    if (is_cancelled(a) || a->n_lost > MAX_LOST || (a->begun && !can_continue(a)))
         return false;
-    default:
-        return a->begun && !leg_begun;
+    return code == RPC_UNAVAILABLE || (code == RPC_RESOURCE_EXHAUSTED && !a->begun);
+}
+
+/* The call has no verifier now: `leg`, the last one, has ended with this code. A full queue is no
+ * loss, and alone no reason to wait. */
+static void take_loss(struct upstream_call *a, const struct upstream_leg *leg, enum rpc_code code)
+{
+    if (code == RPC_UNAVAILABLE) {
+        a->n_lost++;
+        a->lost_us = clock_us();
+    }
+    if (!may_move(a, code))
+        finish(a);
+    else if (!a->next && !ask_next(a, leg) && !a->lost_us)
+        finish(a);
+}
+
+static void end_current(struct upstream_call *a, const struct upstream_leg *leg,
+                        const struct rpc_status *status)
+{
+    a->current = a->begun ? NULL : TAKE(a->next);
+    a->lost_target = upstream_target(leg->verifier);
+    a->status = *status;
+    a->why = a->status.text;
+    if (committed_is_whole(&a->committed)) {
+        a->status.code = RPC_OK;
+        finish(a);
+    } else if (!a->current) {
+        take_loss(a, leg, status->code);
     }
 }
 
-/* The call has no verifier now: `leg`, the last one, has ended with this code. */
-static void take_loss(struct upstream_call *a, const struct upstream_leg *leg, enum rpc_code code)
+/* The next leg has ended and has not begun. With these codes, the verifier's limits are too small
+ * for the answer, for example its context. It is not asked again. */
+static void end_next(struct upstream_call *a, const struct upstream_leg *leg, enum rpc_code code)
 {
-    int64_t now_us = clock_us();
-    bool moves = may_move(a, leg->begun, code) && !is_cancelled(a);
-    a->n_lost += leg->begun;
-    if (!moves || (a->begun && (!can_continue(a) || a->n_lost > MAX_LOST))) {
-        finish(a);
-        return;
-    }
-    a->lost_us = a->lost_us ? a->lost_us : now_us;
-    if (a->next || (a->begun && now_us < a->try_us))
-        return; // it may take over; or the next tick tries again
-    if (!ask_next(a, leg) && !a->begun)
+    if (code == RPC_INVALID_ARGUMENT || code == RPC_OUT_OF_RANGE)
+        a->unable |= bit_of(leg);
+    drop_next(a);
+    if (is_cancelled(a))
         finish(a);
 }
 
@@ -360,21 +408,10 @@ static void take_end(struct upstream_leg *leg, const struct rpc_status *status)
     struct upstream_call *a = leg->a;
     if (status->code == RPC_UNAVAILABLE && !is_cancelled(a))
         upstream_suspect(leg->verifier);
-    if (leg != a->current && leg != a->next)
-        return; // it was left
-    if (leg == a->current) {
-        a->current = NULL;
-        a->lost_target = upstream_target(leg->verifier);
-        a->status = *status;
-        a->why = a->status.text;
-    } else {
-        a->next = NULL;
-        pause_tries(a);
-        if (!a->begun && !a->current)
-            a->status = *status;
-    }
-    if (!a->current)
-        take_loss(a, leg, status->code);
+    if (leg == a->current)
+        end_current(a, leg, status);
+    else if (leg == a->next)
+        end_next(a, leg, status->code);
 }
 
 static void on_end(void *user, const struct rpc_status *status)
@@ -393,15 +430,16 @@ void upstream_call_begin(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->step_mu);
     struct verifier *v = a->verifier ? TAKE(a->verifier) : choose_verifier(a, NULL);
+    set_waiting(a, clock_us());
     if (v) {
-        set_waiting(a, clock_us());
         a->legs[0].a = a;
         a->current = &a->legs[0];
         send_leg(a->current, v, rpc_msg_share(a->request));
-    } else {
+    } else { // of a later prompt: the first one has found a verifier
         a->status.code = RPC_UNAVAILABLE;
         snprintf(a->status.text, sizeof(a->status.text), "%s", fail_text());
-        a->over = true;
+        a->lost_us = clock_us();
+        a->over = is_cancelled(a);
     }
     end_step(a);
 }
@@ -436,7 +474,7 @@ void upstream_call_expire(struct upstream_call *a, int64_t late_us)
 }
 
 /* With step_mu. Whether the call should not stay at the verifier that runs it; sets a->why. A drain
- * is no reason to change bits. */
+ * is no reason to change bits, and neither is silence while tokens arrive. */
 static bool leaves(struct upstream_call *a, int64_t now_us)
 {
     switch (upstream_stay(a->current->verifier, a->patience->stall_us, now_us)) {
@@ -447,7 +485,8 @@ static bool leaves(struct upstream_call *a, int64_t now_us)
         return !a->begun || (a->exact && can_continue(a));
     default: // UPSTREAM_SILENT
         a->why = "it is silent";
-        return !a->begun || can_continue(a);
+        return !a->begun ||
+               (can_continue(a) && (a->exact || now_us - a->heard_us > a->patience->stall_us));
     }
 }
 
@@ -457,7 +496,7 @@ static void tick(struct upstream_call *a, int64_t now_us)
     bool may_try = now_us >= a->try_us;
     if (a->next) {
         if (upstream_stay(a->next->verifier, a->patience->stall_us, now_us) == UPSTREAM_SILENT)
-            leave(a->next); // its end tries again
+            drop_next(a);
     } else if (a->current) {
         if (may_try && leaves(a, now_us))
             ask_next(a, a->current);

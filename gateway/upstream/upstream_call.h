@@ -2,14 +2,15 @@
  *
  * The call moves to another verifier with the same model and fingerprint:
  *
- *     not begun   its verifier is unreachable, full, drains or is silent
- *     begun       its verifier is lost (UNAVAILABLE), drains or is silent; the other verifier gets
- *                 the committed tokens and continues the answer with the same bits
+ *     not begun   its verifier is lost (UNAVAILABLE), full, drains or is silent
+ *     begun       its verifier is lost, drains or is silent; the other verifier gets the committed
+ *                 tokens and continues the answer with the same bits
  *
  * A verifier that drains or is silent keeps the call until the other one has begun, so nothing is
- * lost if none can take it. A lost call waits for a verifier for patience->resume_us. Until then,
- * an error of a verifier that was asked to continue is no reason to end, unless it is the request's
- * own (INVALID_ARGUMENT, OUT_OF_RANGE).
+ * lost if none can take it. A lost call waits for a verifier for patience->resume_us, also if it
+ * has not begun. Until then, an error of a verifier that was asked to continue is no reason to end.
+ * After INVALID_ARGUMENT or OUT_OF_RANGE this verifier is not asked again: it has other limits than
+ * the first one.
  *
  * Threads: upstream_call_begin() and the callbacks one at a time; upstream_call_cancel() and the
  * functions after it any. */
@@ -26,7 +27,8 @@ struct upstream_call;
 struct upstream_call_events {
     /* Each event of the answer once, whatever verifiers send it. */
     void (*on_event)(struct upstream_call *a, const Tandem__V1__GenerateEvent *e);
-    /* The call has not begun and is sent to another verifier; why: the end of the last try. */
+    /* The call has not begun and is sent to another verifier, or to the same after a restart; why:
+     * the end of the last try. */
     void (*on_retry)(struct upstream_call *a, const char *from, const char *to, const char *why);
     /* Another verifier, or the same after a restart, continues the answer. */
     void (*on_resume)(struct upstream_call *a, const char *from, const char *to, const char *why);
@@ -67,14 +69,16 @@ struct upstream_call {
     const char *lost_target;  // of the last verifier that was lost
     const char *why;          // why the call leaves its verifier, or has lost it
     uint32_t tried;           // verifiers asked that have not begun; a bit per upstream_index()
+    uint32_t unable;          // verifiers that cannot continue the answer; the same bits
     struct rpc_status status; // valid when the call has ended
     bool begun;               // a verifier has begun the request
     struct upstream_leg legs[UPSTREAM_CALL_LEGS];
     struct upstream_leg *current; // its events are the answer; NULL: the verifier is lost
-    struct upstream_leg *next;    // asked to take over; NULL: none
-    int64_t lost_us;              // since when there is no current leg; 0: there is one
+    struct upstream_leg *next;    // asked to take over; NULL: none. If not begun: only with current
+    int64_t lost_us;              // when the last verifier was lost; 0: none was
+    int64_t heard_us;             // last event of the current leg
     int64_t try_us, pause_us;     // when another verifier may be asked; the pause before that
-    unsigned n_lost;              // verifiers lost during the answer
+    unsigned n_lost;              // verifiers lost by this call
     bool over, done;              // no more tries; the owner knows it
 
     pthread_mutex_t mu; // guards the fields below

@@ -130,6 +130,7 @@ static void fill_started(struct verifier_service *s, const struct event *ev,
     to->prompt_tokens = r->n_prompt;
     to->cached_tokens = ev->n_cached;
     to->seed = r->seed;
+    to->max_tokens = r->max_tokens;
     to->model = rpc_text(engine_loaded_model(s->engine)->name);
     if (ev->choice == 0 && !r->continued)
         to->prompt_text = rpc_data(r->prompt_text, r->prompt_text_len);

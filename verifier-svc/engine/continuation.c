@@ -49,6 +49,18 @@ static int read_choice(const Tandem__V1__ChoiceSoFar *c, uint32_t choice, uint32
     return 0;
 }
 
+/* The answer must end where it would have ended at the first verifier, whose context may be
+ * longer or shorter. */
+static int read_limit(uint32_t max_tokens, struct request *r)
+{
+    if (max_tokens > r->max_tokens)
+        return fail(-EINVAL, "the answer may get %u tokens, at most %u are allowed here",
+                    max_tokens, r->max_tokens);
+    if (max_tokens)
+        r->max_tokens = max_tokens;
+    return 0;
+}
+
 int continuation_read(const Tandem__V1__Continuation *m, const struct request_limits *limits,
                       struct request *r)
 {
@@ -59,6 +71,9 @@ int continuation_read(const Tandem__V1__Continuation *m, const struct request_li
     if (m->n_choices != r->n)
         return fail(-EINVAL, "the continuation has %zu choices, the request has %u", m->n_choices,
                     r->n);
+    err = read_limit(m->max_tokens, r);
+    if (err < 0)
+        return err;
     r->seed = m->seed;
     r->continued = calloc(r->n, sizeof(*r->continued));
     if (!r->continued)

@@ -12,7 +12,8 @@
 struct Tandem__V1__Continuation;
 
 /* Checks the message and copies it to r, whose other fields are read. -EINVAL: it does not fit the
- * request, or names tokens outside the vocabulary; -ESTALE: another fingerprint; -ENOMEM. */
+ * request or this context, or names tokens outside the vocabulary; -ESTALE: another fingerprint;
+ * -ENOMEM. */
 int continuation_read(const struct Tandem__V1__Continuation *m, const struct request_limits *limits,
                       struct request *r);
 /* Tokens that the engine replays in one turn, of all sequences together. So other streams do not

@@ -85,6 +85,7 @@ static void on_message(void *user, struct rpc_msg *msg)
         if (e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_STARTED) {
             g->answer->seed = e->started->seed;
             g->answer->prompt_tokens = e->started->prompt_tokens;
+            g->answer->max_tokens = e->started->max_tokens;
             g->answer->cached_tokens = e->started->cached_tokens;
         }
     }

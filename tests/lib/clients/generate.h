@@ -19,7 +19,7 @@ struct answer {
     size_t text_len;
     int64_t seed;
     Tandem__V1__FinishReason reason;
-    unsigned prompt_tokens, cached_tokens, drafted, accepted, rounds, bonus;
+    unsigned prompt_tokens, max_tokens, cached_tokens, drafted, accepted, rounds, bonus;
     char rule[16];
     struct {
         unsigned rounds, drafted, accepted, bonus; // sums over its runs of tokens

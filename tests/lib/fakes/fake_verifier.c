@@ -13,12 +13,13 @@
 
 struct fake_verifier {
     struct rpc_server *server;
-    atomic_uint n_running, n_cancelled;
+    atomic_uint n_running, n_cancelled, n_queries;
     pthread_mutex_t mu; // for the fields below
     Tandem__V1__ModelInfo__State state;
     float progress;
     uint32_t protocol;
     bool continues;
+    enum rpc_code get_model; // status of GetModel
     const char *template, *name, *fingerprint, *holder;
     ProtobufCBinaryData spelled[4]; // by the letter
     Tandem__V1__GenerateRequest *last;
@@ -312,6 +313,7 @@ static void model_start(struct rpc_call *c, struct rpc_msg *msg)
     struct fake_verifier *f = rpc_call_service(c);
     Tandem__V1__ModelInfo m = TANDEM__V1__MODEL_INFO__INIT;
     (void)msg;
+    atomic_fetch_add(&f->n_queries, 1);
     pthread_mutex_lock(&f->mu);
     m.state = f->state;
     m.progress = f->progress;
@@ -320,7 +322,12 @@ static void model_start(struct rpc_call *c, struct rpc_msg *msg)
     m.continues = f->continues;
     m.name = rpc_text(f->name);
     m.fingerprint = rpc_text(f->fingerprint);
+    enum rpc_code code = f->get_model;
     pthread_mutex_unlock(&f->mu);
+    if (code != RPC_OK) {
+        rpc_call_finish(c, code, "as you asked");
+        return;
+    }
     m.architecture = rpc_text("llama");
     m.weight_type = rpc_text("q8_0");
     m.bos_text = rpc_text("<s>");
@@ -492,6 +499,13 @@ void fake_verifier_continues(struct fake_verifier *f, bool yes)
     pthread_mutex_unlock(&f->mu);
 }
 
+void fake_verifier_get_model(struct fake_verifier *f, enum rpc_code code)
+{
+    pthread_mutex_lock(&f->mu);
+    f->get_model = code;
+    pthread_mutex_unlock(&f->mu);
+}
+
 void fake_verifier_template(struct fake_verifier *f, const char *source)
 {
     pthread_mutex_lock(&f->mu);
@@ -525,6 +539,11 @@ void fake_verifier_model(struct fake_verifier *f, const char *name, const char *
 unsigned fake_verifier_running(struct fake_verifier *f)
 {
     return atomic_load(&f->n_running);
+}
+
+unsigned fake_verifier_queries(struct fake_verifier *f)
+{
+    return atomic_load(&f->n_queries);
 }
 
 unsigned fake_verifier_cancelled(struct fake_verifier *f)

@@ -27,6 +27,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
+#include "rpc/rpc.h"
 #include "tandem/v1/verifier.pb-c.h"
 
 struct fake_verifier;
@@ -45,6 +46,8 @@ void fake_verifier_protocol(struct fake_verifier *f, uint32_t version);   // for
 void fake_verifier_template(struct fake_verifier *f, const char *source); // static text
 /* What GetModel says of continuing answers; false by default. */
 void fake_verifier_continues(struct fake_verifier *f, bool yes);
+/* GetModel ends with this status; RPC_OK, the default: it is answered. */
+void fake_verifier_get_model(struct fake_verifier *f, enum rpc_code code);
 /* Static texts. Defaults: "fake/model" and "fp_fake". */
 void fake_verifier_model(struct fake_verifier *f, const char *name, const char *fingerprint);
 /* Sets the text that "spell" sends for a letter from a to d: static, ASCII, not empty. */
@@ -52,6 +55,7 @@ void fake_verifier_text(struct fake_verifier *f, char which, const char *text);
 /* The request that holds most of the cache; static text, "r\"1" by default. */
 void fake_verifier_holder(struct fake_verifier *f, const char *id);
 unsigned fake_verifier_running(struct fake_verifier *f);   // running Generate and stalled calls
+unsigned fake_verifier_queries(struct fake_verifier *f);   // calls of GetModel so far
 unsigned fake_verifier_cancelled(struct fake_verifier *f); // cancelled calls so far
 /* The last Generate request, or NULL; the caller frees it with free_unpacked. */
 Tandem__V1__GenerateRequest *fake_verifier_request(struct fake_verifier *f);

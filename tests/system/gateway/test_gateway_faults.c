@@ -1,5 +1,6 @@
 /* A verifier that misbehaves, dies or sends a hostile template affects only its own requests. The
  * verifier is a fake (lib/fakes/fake_verifier.h). */
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -118,6 +119,36 @@ static void a_verifier_that_drains_gets_no_requests(void **state)
     is_error(http_call(stage.port, "POST", "/detokenize", "{\"tokens\":[1]}"), 503, NULL, why);
     fake_verifier_state(stage.verifier, TANDEM__V1__MODEL_INFO__STATE__READY, 1);
     assert_true(stage_becomes(draining_is_seen, false));
+    stage_still_serves();
+}
+
+static bool is_down(unsigned want)
+{
+    struct http_answer a = http_call(stage.port, "GET", "/health", NULL);
+    bool seen = (strstr(a.body, "\"state\":\"down\"") != NULL) == want;
+    http_answer_done(&a);
+    return seen;
+}
+
+/* Waits for n more calls of GetModel. All but the last have ended at the gateway. */
+static void await_queries(unsigned n)
+{
+    unsigned seen = fake_verifier_queries(stage.verifier) + n;
+    while (fake_verifier_queries(stage.verifier) < seen)
+        poll(NULL, 0, 5);
+}
+
+static void a_verifier_that_is_busy_is_not_down(void **state)
+{
+    (void)state;
+    fake_verifier_get_model(stage.verifier, RPC_RESOURCE_EXHAUSTED);
+    await_queries(3);
+    assert_true(is_down(false));
+    stage_still_serves();
+    fake_verifier_get_model(stage.verifier, RPC_INTERNAL);
+    assert_true(stage_becomes(is_down, true));
+    fake_verifier_get_model(stage.verifier, RPC_OK);
+    assert_true(stage_becomes(is_down, false));
     stage_still_serves();
 }
 
@@ -305,6 +336,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_response_that_fails_ends_with_its_own_event),
         cmocka_unit_test(an_event_of_a_newer_verifier_is_ignored),
         cmocka_unit_test(a_verifier_that_drains_gets_no_requests),
+        cmocka_unit_test(a_verifier_that_is_busy_is_not_down),
         cmocka_unit_test(no_verifier_is_503_immediately),
         cmocka_unit_test(a_killed_verifier_ends_streams_and_comes_back),
         cmocka_unit_test(a_verifier_of_another_version_is_refused_until_it_matches),

@@ -121,6 +121,10 @@ class Verifier:
         self.process.kill()
         self.process.wait()
 
+    def restart(self):
+        self.kill()
+        self.start()
+
     def drain(self):
         self.signal(signal.SIGTERM)
 
@@ -340,17 +344,61 @@ class Cut(Disturbed):
 class Alone(Stack):
     n_verifiers = 1
 
-    def restart(self):
-        self.verifiers[0].kill()
-        self.verifiers[0].start()
-
     def test_the_same_verifier_continues_when_it_is_back(self):
         long = ("completions", {**ANSWERS["seeded"][1], "max_tokens": 400})
-        got = self.until_hit(long, self.restart, lambda: None, lambda e: "resumed" in metrics_of(e))
+        got = self.until_hit(long, self.verifiers[0].restart, lambda: None, lambda e: "resumed" in metrics_of(e))
         self.assertEqual(metrics_of(got).get("resumed"), {"count": 1, "same_bits": True})
         self.same(got, self.ask(long))
         self.assertIn("answer resumed on the same verifier", self.gateway_log())
         self.assertNotIn("answer resumed on another verifier", self.gateway_log())
+
+
+class Queued(Alone):
+    """The verifier runs one sequence at a time, so the second prompt of a request waits in its queue."""
+
+    def add_verifier(self, i, *options):
+        super().add_verifier(i, "--max-sequences", "1", *options)
+
+    def test_the_prompts_in_the_queue_wait_for_the_verifier_too(self):
+        long = ("completions", {**ANSWERS["seeded"][1], "prompt": ["Once upon a time", "The cat"], "max_tokens": 200})
+        got = self.until_hit(long, self.verifiers[0].restart, lambda: None, lambda e: "resumed" in metrics_of(e))
+        self.same(got, self.ask(long))
+
+
+class Limits(Disturbed):
+    """The second verifier has the same model and other limits. The first one serves all undisturbed answers."""
+    limits = []
+
+    def add_verifier(self, i, *options):
+        super().add_verifier(i, *self.limits[i], *options)
+
+    def must_end_as_begun(self, answer):
+        self.everywhere(answer, self.verifiers[0].restart, lambda: None, self.positions([3]))
+
+
+TO_THE_END = ("chat/completions", {**STORY, "temperature": 1.2, "seed": 7, "ignore_eos": True, "stream": True,
+                                   "stream_options": {"include_usage": True}})
+
+
+class ShorterContext(Limits):
+    limits = [("--context", "192"), ("--context", "96")]
+
+    def test_a_shorter_context_does_not_cut_the_answer(self):
+        self.must_end_as_begun(TO_THE_END)
+
+
+class LongerContext(Limits):
+    limits = [("--context", "96"), ("--context", "192")]
+
+    def test_a_longer_context_does_not_extend_the_answer(self):
+        self.must_end_as_begun(TO_THE_END)
+
+
+class FewerSequences(Limits):
+    limits = [(), ("--max-sequences", "1")]
+
+    def test_more_choices_than_the_second_verifier_runs_are_continued_by_the_first(self):
+        self.must_end_as_begun(ANSWERS["echo, n"])
 
 
 class OneName(Stack):
@@ -381,10 +429,6 @@ class Newcomer(OneName):
         timer.start()
         self.addCleanup(timer.join)
 
-    def restart(self):
-        self.owner.kill()
-        self.owner.start()
-
     def survives(self, hurt, was_hit):
         """Each answer is right, also if it was complete before it was hit."""
         long = ("completions", {**ANSWERS["seeded"][1], "max_tokens": 400})
@@ -393,7 +437,7 @@ class Newcomer(OneName):
         self.assertNotIn(f"verifier ready target={self.verifiers[1].target}", self.gateway_log())
 
     def test_the_owner_of_the_name_is_killed_and_restarted(self):
-        self.survives(self.restart, self.resumed)
+        self.survives(self.owner.restart, self.resumed)
 
     def test_the_owner_of_the_name_is_stopped_for_a_while(self):
         self.survives(self.stop_for_a_while, lambda: f"verifier down target={self.owner.target}" in self.gateway_log())

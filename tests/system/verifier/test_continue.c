@@ -32,6 +32,7 @@ static void rest_init(struct rest *c, request *msg, const Tandem__V1__ModelInfo 
     tandem__v1__continuation__init(&c->msg);
     c->msg.fingerprint = info->fingerprint;
     c->msg.seed = a->seed;
+    c->msg.max_tokens = a->max_tokens;
     c->msg.choices = c->list;
     c->msg.n_choices = msg->n ? msg->n : 1;
     for (unsigned i = 0; i < c->msg.n_choices; i++) {
@@ -145,6 +146,21 @@ static void finished_choices_get_no_events(void **state)
     must_continue_anywhere(&w.msg);
 }
 
+/* The first verifier's context left only as many tokens; here is space for more. */
+static void the_answer_ends_where_the_first_context_ended(void **state)
+{
+    (void)state;
+    AUTO(mem_free) struct answer *want = answers_new(1);
+    struct wish w;
+    wish_all(&w);
+    w.msg.ignore_eos = true;
+    generation_run(client, &w.msg, want);
+    assert_int_equal(want->max_tokens, N_TOKENS);
+    assert_int_equal(want->reason, TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH);
+    w.msg.has_max_tokens_case = 0;
+    must_continue(&w.msg, want, 5);
+}
+
 static void what_does_not_fit_is_refused(void **state)
 {
     (void)state;
@@ -174,6 +190,7 @@ int main(void)
         cmocka_unit_test(min_tokens_are_those_of_the_whole_answer),
         cmocka_unit_test(a_stop_string_may_begin_before_the_border),
         cmocka_unit_test(finished_choices_get_no_events),
+        cmocka_unit_test(the_answer_ends_where_the_first_context_ended),
         cmocka_unit_test(what_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, start_verifier, stop_verifier);

@@ -14,6 +14,7 @@ static struct {
     unsigned after, left; // releases of the lock until a call ends: in total, and left
     struct upstream_call *calls[N_PROMPTS];
     unsigned n, n_ended, most; // most: at a time
+    bool overdue, begun;       // how calls end that have no verifier in time
 } played;
 
 void __wrap_upstream_call_begin(struct upstream_call *a);
@@ -36,6 +37,13 @@ static void end_one(void)
     e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED;
     e.finished = &finished;
     played.left = played.after;
+    if (played.overdue) {
+        a->overdue = true;
+        a->begun = played.begun;
+        a->status.code = played.begun ? RPC_UNAVAILABLE : RPC_CANCELLED;
+        a->events->on_done(a);
+        return;
+    }
     a->committed.choices[0].finished = true;
     a->events->on_event(a, &e);
     a->events->on_done(a);
@@ -108,6 +116,46 @@ static void every_prompt_is_sent_whenever_earlier_calls_end(void **state)
                 fail_msg("%u at once, ended after %u: status %d, %u asked, %u at a time",
                          max_running, after, status, played.n, played.most);
         }
+}
+
+/* An answer that has begun has lost its verifier; then the queue is not the reason. */
+static void only_a_request_that_has_not_begun_waits_in_a_queue(void **state)
+{
+    (void)state;
+    played.overdue = true;
+    played.begun = false;
+    assert_int_equal(answer(1, 0), 429);
+    played.begun = true;
+    assert_int_equal(answer(1, 0), 503);
+    played.overdue = false;
+}
+
+void __wrap_template_stop(struct template *t);
+void __wrap_template_stop(struct template *t)
+{
+    (void)t; // there is none
+}
+
+/* No stream of such a call ends, so no callback ends the call. */
+static void calls_that_wait_for_a_verifier_end_with_the_gateway(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct http_server server;
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    (void)state;
+    struct http_request *http = calloc(1, sizeof(*http));
+    *http = (struct http_request){.s = &server};
+    atomic_init(&http->n_refs, 1);
+    pthread_mutex_init(&http->mu, NULL);
+    struct completion *x = generation_of(&g, http, N_PROMPTS);
+    played.n = played.n_ended = 0;
+    completion_send(x);
+    for (unsigned i = 0; i < N_PROMPTS; i++)
+        played.calls[i]->lost_us = 1;
+    completions_abort(&g);
+    assert_null(g.all);
+    assert_int_equal(http->status, 503);
+    http_unref(http);
 }
 
 /* ---- memory for token ids ---- */
@@ -187,6 +235,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_prompt_is_sent_whenever_earlier_calls_end),
+        cmocka_unit_test(only_a_request_that_has_not_begun_waits_in_a_queue),
+        cmocka_unit_test(calls_that_wait_for_a_verifier_end_with_the_gateway),
         cmocka_unit_test(ids_of_a_running_answer_have_their_memory_when_it_is_full),
         cmocka_unit_test(only_ids_of_16384_tokens_are_charged_before_they_come),
     };

@@ -442,6 +442,7 @@ static void a_continuation_is_checked_against_its_request(void **state)
     assert_int_equal(r->continued[0].n, 3);
     assert_int_equal(r->continued[0].round, 2);
     assert_true(r->continued[1].finished);
+    assert_int_equal(r->max_tokens, 64 - r->n_prompt);
     ids[2] = tok_n_vocab(tok);
     must_refuse(&m, -EINVAL, "token 2 of choice 0 is 4096, the vocabulary ends at 4095");
     ids[2] = 0;
@@ -452,6 +453,33 @@ static void a_continuation_is_checked_against_its_request(void **state)
     must_refuse(&m, -EINVAL, "all choices have finished");
     c.fingerprint = text_of("f");
     must_refuse(&m, -ESTALE, "another fingerprint; this one has fp");
+}
+
+/* The limit of the first verifier holds, whose context may differ. */
+static void a_continuation_keeps_the_limit_of_its_first_verifier(void **state)
+{
+    (void)state;
+    message m = a_request();
+    Tandem__V1__ChoiceSoFar choice = TANDEM__V1__CHOICE_SO_FAR__INIT;
+    Tandem__V1__Continuation c = TANDEM__V1__CONTINUATION__INIT;
+    c.choices = (Tandem__V1__ChoiceSoFar *[]){&choice};
+    c.n_choices = 1;
+    c.fingerprint = text_of("fp");
+    c.max_tokens = 9;
+    m.continuation = &c;
+    m.min_tokens = 20; // more than the first context left
+    AUTO(request_drop) struct request *r = must_read(&m);
+    assert_int_equal(r->max_tokens, 9);
+    c.max_tokens = 64 - r->n_prompt;
+    AUTO(request_drop) struct request *equal = must_read(&m);
+    assert_int_equal(equal->max_tokens, c.max_tokens);
+    c.max_tokens++;
+    must_refuse(&m, -EINVAL, "the answer may get");
+    c.max_tokens = 9;
+    m.has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
+    m.max_tokens = 8;
+    m.min_tokens = 0;
+    must_refuse(&m, -EINVAL, "may get 9 tokens, at most 8 are allowed here");
 }
 
 int main(void)
@@ -477,6 +505,7 @@ int main(void)
         cmocka_unit_test(names_of_shown_special_tokens_are_looked_up),
         cmocka_unit_test(an_id_is_made_fit_for_logs),
         cmocka_unit_test(a_continuation_is_checked_against_its_request),
+        cmocka_unit_test(a_continuation_keeps_the_limit_of_its_first_verifier),
         cmocka_unit_test(echo_keeps_the_prompts_own_text),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);

@@ -1,0 +1,696 @@
+/* test_upstream_call.c - where a call goes when its verifiers are lost, full, silent or drain. The
+ * streams are fakes (--wrap=rpc_stream_new and so on), and so is the clock (--wrap=clock_us). */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/mem.h"
+#include "gateway/upstream/upstream_call.h"
+#include "gateway/upstream/upstream_impl.h"
+#include "lib/lib.h"
+
+#define N 3
+#define STALL_US 5000000
+#define RESUME_US 10000000
+#define TICK_US 200000
+#define STREAMS_MAX 128
+#define LIMIT 77 // max_tokens, as Started reports it
+
+struct rpc_stream {
+    unsigned verifier;
+    const struct rpc_events *events;
+    void *user;
+    Tandem__V1__GenerateRequest *request;
+    bool cancelled, ended;
+};
+
+static struct rpc_stream streams[STREAMS_MAX];
+static unsigned n_streams;
+static int64_t now_us;
+
+static struct {
+    struct upstream u;
+    Tandem__V1__ModelInfo info;
+    struct upstream_model model;
+    struct upstream_patience patience;
+    struct upstream_call call;
+    unsigned n_events, n_retries, n_resumes, n_done;
+} played;
+
+/* ---- the fakes ---- */
+
+int64_t __wrap_clock_us(void);
+int __wrap_upstream_take(struct upstream *u, const struct upstream_want *want,
+                         struct verifier **ret, const struct upstream_model **ret_model);
+struct rpc_stream *__wrap_rpc_stream_new(struct rpc_client *c, const char *path,
+                                         const struct rpc_options *opt, const struct rpc_events *ev,
+                                         void *user);
+ssize_t __wrap_rpc_stream_send(struct rpc_stream *s, struct rpc_msg *msg);
+void __wrap_rpc_stream_close(struct rpc_stream *s);
+void __wrap_rpc_stream_cancel(struct rpc_stream *s);
+void __wrap_rpc_stream_free(struct rpc_stream *s);
+
+int64_t __wrap_clock_us(void)
+{
+    return now_us;
+}
+
+int __wrap_upstream_take(struct upstream *u, const struct upstream_want *want,
+                         struct verifier **ret, const struct upstream_model **ret_model)
+{
+    struct verifier *v = upstream_choose(u, want);
+    if (!v)
+        return fail(-EHOSTDOWN, UPSTREAM_UNREACHED);
+    atomic_fetch_add(&v->n_requests, 1);
+    *ret = v;
+    *ret_model = NULL;
+    return 0;
+}
+
+struct rpc_stream *__wrap_rpc_stream_new(struct rpc_client *c, const char *path,
+                                         const struct rpc_options *opt, const struct rpc_events *ev,
+                                         void *user)
+{
+    (void)path;
+    (void)opt;
+    assert_true(n_streams < STREAMS_MAX);
+    struct rpc_stream *s = &streams[n_streams++];
+    *s = (struct rpc_stream){
+        .verifier = verifier_index((struct verifier *)(void *)c), .events = ev, .user = user};
+    return s;
+}
+
+ssize_t __wrap_rpc_stream_send(struct rpc_stream *s, struct rpc_msg *msg)
+{
+    s->request =
+        (Tandem__V1__GenerateRequest *)rpc_unpack(&tandem__v1__generate_request__descriptor, msg);
+    assert_non_null(s->request);
+    rpc_msg_free(msg);
+    return 0;
+}
+
+void __wrap_rpc_stream_close(struct rpc_stream *s)
+{
+    (void)s;
+}
+
+void __wrap_rpc_stream_cancel(struct rpc_stream *s)
+{
+    s->cancelled = true;
+}
+
+void __wrap_rpc_stream_free(struct rpc_stream *s)
+{
+    assert_true(s->ended);
+}
+
+/* ---- what verifiers do ---- */
+
+/* How often verifier i was asked. */
+static unsigned asked(unsigned i)
+{
+    unsigned n = 0;
+    for (unsigned k = 0; k < n_streams; k++)
+        n += streams[k].verifier == i;
+    return n;
+}
+
+/* The call that verifier i runs. */
+static struct rpc_stream *at(unsigned i)
+{
+    for (unsigned k = n_streams; k-- > 0;)
+        if (streams[k].verifier == i && !streams[k].ended && !streams[k].cancelled)
+            return &streams[k];
+    fail_msg("verifier %u runs no call", i);
+    return NULL;
+}
+
+static bool runs(unsigned i)
+{
+    bool found = false;
+    for (unsigned k = 0; k < n_streams; k++)
+        found |= streams[k].verifier == i && !streams[k].ended && !streams[k].cancelled;
+    return found;
+}
+
+static void end_stream(struct rpc_stream *s, enum rpc_code code)
+{
+    struct rpc_status status = {code, "as you asked"};
+    s->ended = true;
+    s->events->on_end(s->user, &status);
+}
+
+/* Calls that were cancelled end. */
+static void settle(void)
+{
+    for (unsigned k = 0; k < n_streams; k++)
+        if (streams[k].cancelled && !streams[k].ended)
+            end_stream(&streams[k], RPC_CANCELLED);
+}
+
+static void end(unsigned i, enum rpc_code code)
+{
+    end_stream(at(i), code);
+    settle();
+}
+
+static void send(unsigned i, struct rpc_msg *msg)
+{
+    struct rpc_stream *s = at(i);
+    s->events->on_message(s->user, msg);
+    rpc_msg_free(msg);
+    settle();
+}
+
+static void send_event(unsigned i, Tandem__V1__GenerateEvent *e)
+{
+    send(i, rpc_pack(&e->base));
+}
+
+static void start(unsigned i)
+{
+    Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
+    Tandem__V1__Started s = TANDEM__V1__STARTED__INIT;
+    s.seed = 11;
+    s.max_tokens = LIMIT;
+    e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_STARTED;
+    e.started = &s;
+    send_event(i, &e);
+}
+
+static void commit(unsigned i, uint32_t id)
+{
+    Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
+    Tandem__V1__TokenRun run = TANDEM__V1__TOKEN_RUN__INIT;
+    Tandem__V1__Token token = TANDEM__V1__TOKEN__INIT, *list[] = {&token};
+    token.id = id;
+    run.tokens = list;
+    run.n_tokens = 1;
+    e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_RUN;
+    e.run = &run;
+    send_event(i, &e);
+}
+
+static void send_finished(unsigned i)
+{
+    Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
+    Tandem__V1__Finished f = TANDEM__V1__FINISHED__INIT;
+    e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED;
+    e.finished = &f;
+    send_event(i, &e);
+}
+
+/* The verifier begins or continues the call and ends it well. */
+static void answer(unsigned i)
+{
+    start(i);
+    send_finished(i);
+    end(i, RPC_OK);
+}
+
+static void set_state(unsigned i, enum upstream_state state)
+{
+    struct verifier *v = &played.u.verifiers[i];
+    v->state = state;
+    v->answered_us = state == UPSTREAM_DOWN ? v->answered_us : now_us;
+}
+
+static void pass(int64_t us)
+{
+    for (int64_t until_us = now_us + us; now_us < until_us;) {
+        now_us += TICK_US;
+        for (unsigned i = 0; i < N; i++) // its answers to GetModel
+            set_state(i, played.u.verifiers[i].state);
+        upstream_call_tick(&played.call, now_us);
+        settle();
+    }
+}
+
+/* ---- the call ---- */
+
+static void on_event(struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
+{
+    (void)a;
+    (void)e;
+    played.n_events++;
+}
+
+static void on_retry(struct upstream_call *a, const char *from, const char *to, const char *why)
+{
+    (void)a;
+    assert_non_null(from);
+    assert_non_null(to);
+    assert_non_null(why);
+    played.n_retries++;
+}
+
+static void on_resume(struct upstream_call *a, const char *from, const char *to, const char *why)
+{
+    (void)a;
+    assert_non_null(from);
+    assert_non_null(to);
+    assert_non_null(why);
+    played.n_resumes++;
+}
+
+static bool on_hold(struct upstream_call *a, size_t bytes)
+{
+    (void)a;
+    (void)bytes;
+    return true;
+}
+
+static void on_lost_ids(struct upstream_call *a)
+{
+    (void)a;
+}
+
+static void on_done(struct upstream_call *a)
+{
+    (void)a;
+    played.n_done++;
+}
+
+static int begin_test(void **state)
+{
+    static const struct upstream_call_events events = {on_event, on_retry,    on_resume,
+                                                       on_hold,  on_lost_ids, on_done};
+    static char *const targets[N] = {"v0", "v1", "v2"};
+    Tandem__V1__GenerateRequest q = TANDEM__V1__GENERATE_REQUEST__INIT;
+    (void)state;
+    memset(&played, 0, sizeof(played));
+    n_streams = 0;
+    now_us = 1000000;
+    tandem__v1__model_info__init(&played.info);
+    played.info.name = rpc_text("model");
+    played.info.fingerprint = rpc_text("fp");
+    played.info.continues = true;
+    played.model.info = &played.info;
+    played.patience = (struct upstream_patience){STALL_US, RESUME_US};
+    pthread_mutex_init(&played.u.mu, NULL);
+    pthread_cond_init(&played.u.changed, NULL);
+    played.u.n = N;
+    for (unsigned i = 0; i < N; i++) {
+        struct verifier *v = &played.u.verifiers[i];
+        *v = (struct verifier){.u = &played.u, .target = targets[i], .model = &played.model};
+        v->client = (struct rpc_client *)(void *)v;
+        set_state(i, UPSTREAM_READY);
+    }
+    q.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
+    q.text = rpc_text("x");
+    played.call = (struct upstream_call){.events = &events,
+                                         .upstream = &played.u,
+                                         .model = &played.model,
+                                         .patience = &played.patience,
+                                         .exact = true,
+                                         .request = rpc_pack(&q.base)};
+    return upstream_call_init(&played.call, 1);
+}
+
+static int end_test(void **state)
+{
+    (void)state;
+    upstream_call_cancel(&played.call);
+    settle();
+    if (!played.n_done)
+        pass(TICK_US);
+    assert_int_equal(played.n_done, 1);
+    for (unsigned i = 0; i < N; i++)
+        assert_int_equal(atomic_load(&played.u.verifiers[i].n_requests), 0);
+    for (unsigned k = 0; k < n_streams; k++)
+        tandem__v1__generate_request__free_unpacked(streams[k].request, NULL);
+    upstream_call_done(&played.call);
+    pthread_cond_destroy(&played.u.changed);
+    pthread_mutex_destroy(&played.u.mu);
+    return 0;
+}
+
+/* The call is sent to verifier 0; the others are in this state. */
+static void begin(enum upstream_state others)
+{
+    set_state(1, others);
+    set_state(2, others);
+    upstream_call_begin(&played.call);
+    assert_int_equal(asked(0), 1);
+}
+
+static void has_ended(enum rpc_code code)
+{
+    assert_int_equal(played.n_done, 1);
+    assert_int_equal(played.call.status.code, code);
+    assert_false(played.call.malformed);
+}
+
+/* ---- an answer that has begun ---- */
+
+static void a_continuation_has_seed_and_limit_of_the_first_verifier(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    start(0);
+    commit(0, 5);
+    end(0, RPC_UNAVAILABLE);
+    const Tandem__V1__Continuation *c = at(1)->request->continuation;
+    assert_non_null(c);
+    assert_int_equal(c->seed, 11);
+    assert_int_equal(c->max_tokens, LIMIT);
+    assert_int_equal(c->choices[0]->tokens[0], 5);
+    answer(1);
+    has_ended(RPC_OK);
+    assert_int_equal(played.n_resumes, 1);
+}
+
+static void a_continuation_leaves_a_second_verifier_that_is_silent(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    start(0);
+    end(0, RPC_UNAVAILABLE);
+    set_state(0, UPSTREAM_DOWN);
+    set_state(1, UPSTREAM_DOWN);
+    pass(STALL_US + 1000000);
+    assert_false(runs(1));
+    answer(2);
+    has_ended(RPC_OK);
+    assert_int_equal(played.n_resumes, 1);
+}
+
+/* It has other limits than the first one: a shorter context, or fewer sequences. */
+static void a_verifier_that_cannot_continue_an_answer_is_asked_once(void **state)
+{
+    static const enum rpc_code codes[] = {RPC_INVALID_ARGUMENT, RPC_OUT_OF_RANGE};
+    (void)state;
+    begin(UPSTREAM_READY);
+    start(0);
+    commit(0, 5);
+    end(0, RPC_UNAVAILABLE);
+    for (unsigned i = 0; i < 2; i++) {
+        end(1 + i, codes[i]);
+        set_state(0, UPSTREAM_DOWN);
+        pass(2 * TICK_US);
+    }
+    pass(RESUME_US / 2);
+    assert_int_equal(asked(1), 1);
+    assert_int_equal(asked(2), 1);
+    set_state(0, UPSTREAM_READY);
+    pass(2000000);
+    answer(0);
+    has_ended(RPC_OK);
+}
+
+static void other_errors_of_a_verifier_are_no_reason_to_ask_it_no_more(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_DOWN);
+    start(0);
+    end(0, RPC_UNAVAILABLE);
+    pass(TICK_US);
+    end(0, RPC_INTERNAL);
+    pass(1000000);
+    answer(0);
+    has_ended(RPC_OK);
+}
+
+static void a_cancelled_continuation_ends_immediately(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    start(0);
+    end(0, RPC_UNAVAILABLE);
+    upstream_call_cancel(&played.call);
+    settle();
+    assert_int_equal(played.n_done, 1);
+}
+
+static void a_lost_answer_ends_after_the_wait(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_DOWN);
+    start(0);
+    end(0, RPC_UNAVAILABLE);
+    set_state(0, UPSTREAM_DOWN);
+    pass(RESUME_US - TICK_US);
+    assert_int_equal(played.n_done, 0);
+    pass(TICK_US);
+    has_ended(RPC_UNAVAILABLE);
+}
+
+static void an_answer_whose_end_has_arrived_needs_no_verifier(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    start(0);
+    commit(0, 5);
+    send_finished(0);
+    end(0, RPC_UNAVAILABLE);
+    assert_int_equal(n_streams, 1);
+    has_ended(RPC_OK);
+}
+
+/* The verifier that drains still runs the answer. */
+static void a_bad_first_event_of_the_next_verifier_costs_nothing(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    start(0);
+    set_state(0, UPSTREAM_DRAINING);
+    pass(TICK_US);
+    send(1, rpc_msg_of("\xFF\xFF\xFF", 3));
+    assert_false(runs(1));
+    pass(2 * TICK_US);
+    commit(2, 5); // without a start
+    assert_false(runs(2));
+    commit(0, 5);
+    send_finished(0);
+    end(0, RPC_OK);
+    has_ended(RPC_OK);
+    assert_int_equal(played.n_events, 3);
+}
+
+/* Another verifier would compute the prompt, and its tokens might differ. */
+static void an_inexact_answer_stays_at_a_verifier_that_still_sends_it(void **state)
+{
+    (void)state;
+    played.call.exact = false;
+    begin(UPSTREAM_READY);
+    start(0);
+    set_state(0, UPSTREAM_DOWN);
+    for (uint32_t i = 0; i < 100; i++) {
+        pass(TICK_US);
+        commit(0, i);
+    }
+    assert_int_equal(n_streams, 1);
+    pass(STALL_US + TICK_US);
+    start(1);
+    assert_false(runs(0));
+    assert_int_equal(played.n_resumes, 1);
+}
+
+/* ---- a request that has not begun ---- */
+
+static void a_queued_request_waits_for_its_verifier(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_DOWN);
+    end(0, RPC_UNAVAILABLE);
+    set_state(0, UPSTREAM_DOWN);
+    pass(RESUME_US / 2);
+    assert_int_equal(asked(0), 1);
+    set_state(0, UPSTREAM_READY);
+    pass(1000000);
+    assert_null(at(0)->request->continuation);
+    answer(0);
+    has_ended(RPC_OK);
+    assert_int_equal(played.n_resumes, 0);
+}
+
+static void the_wait_of_a_queued_request_ends(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_DOWN);
+    end(0, RPC_UNAVAILABLE);
+    set_state(0, UPSTREAM_DOWN);
+    pass(RESUME_US - TICK_US);
+    assert_int_equal(played.n_done, 0);
+    pass(TICK_US);
+    has_ended(RPC_UNAVAILABLE);
+}
+
+static void without_a_wait_a_queued_request_ends_when_none_takes_it(void **state)
+{
+    (void)state;
+    played.patience.resume_us = 0;
+    begin(UPSTREAM_READY);
+    for (unsigned i = 0; i < N; i++)
+        end(i, RPC_UNAVAILABLE);
+    pass(TICK_US);
+    has_ended(RPC_UNAVAILABLE);
+    assert_int_equal(n_streams, N);
+}
+
+/* A later prompt of a request whose first prompt has found a verifier. */
+static void a_call_that_finds_no_verifier_waits_for_one(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < N; i++)
+        set_state(i, UPSTREAM_DOWN);
+    upstream_call_begin(&played.call);
+    assert_int_equal(played.n_done, 0);
+    set_state(2, UPSTREAM_READY);
+    pass(2 * TICK_US);
+    answer(2);
+    has_ended(RPC_OK);
+    assert_int_equal(played.n_retries, 0);
+}
+
+static void a_cancelled_call_waits_for_no_verifier(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < N; i++)
+        set_state(i, UPSTREAM_DOWN);
+    upstream_call_cancel(&played.call);
+    upstream_call_begin(&played.call);
+    assert_int_equal(played.n_done, 1);
+}
+
+static void the_wait_for_a_verifier_counts_as_a_wait_in_the_queue(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < N; i++)
+        set_state(i, UPSTREAM_DOWN);
+    upstream_call_begin(&played.call);
+    upstream_call_expire(&played.call, now_us + 1);
+    pass(TICK_US);
+    assert_int_equal(played.n_done, 1);
+    assert_true(played.call.overdue);
+}
+
+static void a_full_queue_is_no_reason_to_wait(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    for (unsigned i = 0; i < N; i++)
+        end(i, RPC_RESOURCE_EXHAUSTED);
+    has_ended(RPC_RESOURCE_EXHAUSTED);
+    for (unsigned i = 0; i < N; i++)
+        assert_int_equal(asked(i), 1);
+}
+
+static void a_lost_request_waits_while_the_other_verifiers_are_full(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    set_state(2, UPSTREAM_DOWN);
+    set_state(0, UPSTREAM_DOWN);
+    end(0, RPC_UNAVAILABLE);
+    end(1, RPC_RESOURCE_EXHAUSTED);
+    assert_int_equal(played.n_done, 0);
+    set_state(1, UPSTREAM_DOWN);
+    set_state(0, UPSTREAM_READY);
+    pass(1000000);
+    answer(0);
+    has_ended(RPC_OK);
+}
+
+static void an_error_of_the_request_is_final(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    end(0, RPC_INVALID_ARGUMENT);
+    has_ended(RPC_INVALID_ARGUMENT);
+    assert_int_equal(n_streams, 1);
+}
+
+/* As often as verifiers are restarted, one after the other. */
+static void a_queued_request_moves_from_each_verifier_that_drains(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    for (unsigned i = 0; i < 3 * N; i++) {
+        unsigned from = i % N, to = (i + 1) % N;
+        set_state((i + 2) % N, UPSTREAM_DOWN);
+        set_state(to, UPSTREAM_READY);
+        set_state(from, UPSTREAM_DRAINING);
+        pass(1000000);
+        assert_true(runs(to));
+        end(from, RPC_UNAVAILABLE);
+    }
+    answer(0);
+    has_ended(RPC_OK);
+    assert_int_equal(played.n_retries, 3 * N);
+}
+
+static void a_request_that_ends_its_verifiers_does_not_end_all(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_DOWN);
+    for (unsigned i = 0; i < 4; i++) {
+        end(0, RPC_UNAVAILABLE);
+        pass(1000000);
+    }
+    end(0, RPC_UNAVAILABLE);
+    has_ended(RPC_UNAVAILABLE);
+    assert_int_equal(asked(0), 5);
+}
+
+/* The first refuses it, the second hangs. */
+static void a_request_leaves_a_second_verifier_that_is_silent(void **state)
+{
+    static const enum rpc_code codes[] = {RPC_UNAVAILABLE, RPC_RESOURCE_EXHAUSTED};
+    for (unsigned i = 0; i < ARRAY_LEN(codes); i++) {
+        begin(UPSTREAM_READY);
+        end(0, codes[i]);
+        set_state(0, UPSTREAM_DOWN);
+        set_state(1, UPSTREAM_DOWN);
+        pass(STALL_US + 2 * TICK_US);
+        answer(2);
+        has_ended(RPC_OK);
+        assert_int_equal(played.n_retries, 2);
+        if (i + 1 < ARRAY_LEN(codes)) {
+            end_test(state);
+            begin_test(state);
+        }
+    }
+}
+
+static void a_request_that_waits_can_be_cancelled(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_DOWN);
+    end(0, RPC_UNAVAILABLE);
+    set_state(0, UPSTREAM_DOWN);
+    upstream_call_cancel(&played.call);
+    pass(TICK_US);
+    assert_int_equal(played.n_done, 1);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, begin_test, end_test)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_continuation_has_seed_and_limit_of_the_first_verifier),
+        TEST(a_continuation_leaves_a_second_verifier_that_is_silent),
+        TEST(a_verifier_that_cannot_continue_an_answer_is_asked_once),
+        TEST(other_errors_of_a_verifier_are_no_reason_to_ask_it_no_more),
+        TEST(a_cancelled_continuation_ends_immediately),
+        TEST(a_lost_answer_ends_after_the_wait),
+        TEST(an_answer_whose_end_has_arrived_needs_no_verifier),
+        TEST(a_bad_first_event_of_the_next_verifier_costs_nothing),
+        TEST(an_inexact_answer_stays_at_a_verifier_that_still_sends_it),
+        TEST(a_queued_request_waits_for_its_verifier),
+        TEST(the_wait_of_a_queued_request_ends),
+        TEST(without_a_wait_a_queued_request_ends_when_none_takes_it),
+        TEST(a_call_that_finds_no_verifier_waits_for_one),
+        TEST(a_cancelled_call_waits_for_no_verifier),
+        TEST(the_wait_for_a_verifier_counts_as_a_wait_in_the_queue),
+        TEST(a_full_queue_is_no_reason_to_wait),
+        TEST(a_lost_request_waits_while_the_other_verifiers_are_full),
+        TEST(an_error_of_the_request_is_final),
+        TEST(a_queued_request_moves_from_each_verifier_that_drains),
+        TEST(a_request_that_ends_its_verifiers_does_not_end_all),
+        TEST(a_request_leaves_a_second_verifier_that_is_silent),
+        TEST(a_request_that_waits_can_be_cancelled),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
