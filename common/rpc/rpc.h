@@ -166,6 +166,7 @@ unsigned rpc_server_n_calls(struct rpc_server *s);
 void *rpc_call_service(const struct rpc_call *c);
 void rpc_call_set_user(struct rpc_call *c, void *user);
 void *rpc_call_user(const struct rpc_call *c);
+unsigned rpc_call_roles(const struct rpc_call *c); // RPC_ROLE_* of the client
 
 /* Like rpc_unpack(). NULL: the message is not valid, and the call ends with INVALID_ARGUMENT. */
 ProtobufCMessage *rpc_call_unpack(struct rpc_call *c, const ProtobufCMessageDescriptor *type,

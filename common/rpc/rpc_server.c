@@ -827,6 +827,11 @@ void *rpc_call_user(const struct rpc_call *c)
     return c->user;
 }
 
+unsigned rpc_call_roles(const struct rpc_call *c)
+{
+    return c->roles;
+}
+
 unsigned rpc_server_n_calls(struct rpc_server *s)
 {
     pthread_mutex_lock(&s->mu);

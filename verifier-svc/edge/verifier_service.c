@@ -67,6 +67,7 @@ static int submit(struct verifier_service *s, const struct job *j,
     if (err < 0)
         return err;
     r->verify = verify;
+    r->place.resumed = j->place.resumed;
     r->arrived_us = j->arrived_us;
     r->call = j->call;
     rpc_call_ref(r->call);
@@ -264,8 +265,10 @@ static const struct rpc_method verify = {
 int verifier_service_new(const struct verifier_options *o, struct engine *e, struct stats *stats,
                          struct verifier_service **ret)
 {
+    struct flows_limits limits = {.waiting = (uint32_t)o->queue_length,
+                                  .resumed = engine_max_resumed(o)};
     struct flows *job_flows;
-    int err = flows_new((uint32_t)o->queue_length, 0, &job_flows);
+    int err = flows_new(&limits, &job_flows);
     if (err < 0)
         return err;
     struct verifier_service *s = calloc(1, sizeof(*s));

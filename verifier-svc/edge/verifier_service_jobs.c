@@ -4,7 +4,8 @@
  *
  * Short jobs go before long ones: a smaller job passes a larger one if it arrives within the larger
  * one's bytes times LETS_PASS_US. So equal jobs keep their order, a short job waits for at most one
- * long job, and no job starves. */
+ * long job, and no job starves. Jobs of resumed answers go before all others; their number is
+ * bounded, since each is an answer that has begun. */
 #include <errno.h>
 #include <stdlib.h>
 #include "base/clock.h"
@@ -75,10 +76,26 @@ static void load_wait_over(struct rpc_call *call)
     job_free(j);
 }
 
-/* Jobs run in the order of this time. */
+/* Only a gateway resumes answers. Others may send a continuation too, but it has no advantage over
+ * new requests: a client could call all its requests continuations. */
+static bool resumes(const struct rpc_call *call, const ProtobufCMessage *msg)
+{
+    return msg->descriptor == &tandem__v1__generate_request__descriptor &&
+           ((const Tandem__V1__GenerateRequest *)msg)->continuation &&
+           rpc_call_roles(call) & RPC_ROLE_GATEWAY;
+}
+
+/* Jobs of one kind run in the order of this time. */
 static int64_t rank_of(const struct job *j)
 {
     return j->arrived_us + (int64_t)j->bytes * LETS_PASS_US;
+}
+
+static bool precedes(const struct job *a, const struct job *b)
+{
+    if (a->place.resumed != b->place.resumed)
+        return a->place.resumed;
+    return rank_of(a) <= rank_of(b);
 }
 
 /* With the lock: removes the job that has given way. */
@@ -107,7 +124,7 @@ static int add_ranked(struct verifier_service *s, struct job *j, struct job **re
         return err;
     *ret_displaced = displaces ? remove_displaced(s) : NULL;
     struct job **at = &s->jobs;
-    while (*at && rank_of(*at) <= rank_of(j))
+    while (*at && precedes(*at, j))
         at = &(*at)->next;
     j->next = *at;
     *at = j;
@@ -132,8 +149,12 @@ int verifier_service_add_job(struct verifier_service *s, struct rpc_call *call,
     struct job *j = malloc(sizeof(*j)), *displaced = NULL;
     int err = j ? check_ready(s) : fail(-ENOMEM, "no memory for a request");
     if (!err) {
-        *j = (struct job){
-            .call = call, .msg = msg, .bytes = bytes, .run = run, .arrived_us = clock_us()};
+        *j = (struct job){.call = call,
+                          .msg = msg,
+                          .bytes = bytes,
+                          .run = run,
+                          .place.resumed = resumes(call, msg),
+                          .arrived_us = clock_us()};
         pthread_mutex_lock(&s->mu);
         err = add_ranked(s, j, &displaced);
         pthread_mutex_unlock(&s->mu);

@@ -17,26 +17,28 @@ struct flow {
 
 struct flows {
     pthread_mutex_t mu;
+    struct flows_limits limits;
     struct flow *v; // (max), the first n in use
     uint32_t n, max;
-    struct flows_place **waiting; // (max_waiting), by arrival
-    uint32_t n_waiting, max_waiting;
+    struct flows_place **waiting; // (limits.waiting), by arrival; without resumed ones
+    uint32_t n_waiting;
     uint32_t n_displaced; // that have not left
+    uint32_t n_resumed;   // that wait
     uint64_t most_served; // the largest count that any flow has had
 };
 
-int flows_new(uint32_t max_waiting, uint32_t max_started, struct flows **ret)
+int flows_new(const struct flows_limits *limits, struct flows **ret)
 {
     AUTO(flows_free) struct flows *f = calloc(1, sizeof(*f));
     if (!f)
         return fail(-ENOMEM, "no memory for a queue");
     pthread_mutex_init(&f->mu, NULL);
-    f->max = 2 * max_waiting + max_started + FLOWS_IDLE; // waiting and displaced requests
-    f->max_waiting = max_waiting;
+    f->limits = *limits;
+    f->max = 2 * limits->waiting + limits->resumed + limits->started + FLOWS_IDLE; // 2: displaced
     f->v = calloc(f->max, sizeof(*f->v));
-    f->waiting = calloc(max_waiting, sizeof(struct flows_place *));
+    f->waiting = calloc(limits->waiting, sizeof(struct flows_place *));
     if (!f->v || !f->waiting)
-        return fail(-ENOMEM, "no memory for a queue of %u requests", max_waiting);
+        return fail(-ENOMEM, "no memory for a queue of %u requests", limits->waiting);
     *ret = TAKE(f);
     return 0;
 }
@@ -79,6 +81,10 @@ static struct flow *find(struct flows *f, const void *name, size_t len)
 
 static void remove_waiting(struct flows *f, const struct flows_place *p)
 {
+    if (p->resumed) {
+        f->n_resumed--;
+        return;
+    }
     uint32_t i = 0;
     while (f->waiting[i] != p)
         i++;
@@ -100,7 +106,7 @@ static bool make_room(struct flows *f, const struct flow *w)
             p = f->waiting[i];
         }
     }
-    if (!p || f->n_displaced == f->max_waiting)
+    if (!p || f->n_displaced == f->limits.waiting)
         return false;
     remove_waiting(f, p);
     p->state = FLOWS_DISPLACED;
@@ -119,25 +125,48 @@ static uint64_t least_waiting(const struct flows *f)
     return least;
 }
 
+static void add_waiting(struct flows *f, struct flows_place *p, struct flow *w)
+{
+    uint64_t least = least_waiting(f);
+    if (!w->n_waiting && w->n_served < least)
+        w->n_served = least;
+    w->n_waiting++;
+    f->waiting[f->n_waiting++] = p;
+}
+
+/* A place for one more of w. */
+static int enter_new(struct flows *f, struct flows_place *p, struct flow *w, bool *ret_displaces)
+{
+    bool full = f->n_waiting == f->limits.waiting;
+    if (full && !make_room(f, w))
+        return fail(-EAGAIN, "the queue is full: %u requests wait already", f->limits.waiting);
+    add_waiting(f, p, w);
+    *ret_displaces = full;
+    return 0;
+}
+
+static int enter_resumed(struct flows *f)
+{
+    if (f->n_resumed == f->limits.resumed)
+        return fail(-EAGAIN, "the queue is full: %u resumed answers wait already", f->n_resumed);
+    f->n_resumed++;
+    return 0;
+}
+
 int flows_enter(struct flows *f, struct flows_place *p, const void *name, size_t len,
                 bool *ret_displaces)
 {
+    *ret_displaces = false;
     pthread_mutex_lock(&f->mu);
     struct flow *w = find(f, name, len);
-    bool full = f->n_waiting == f->max_waiting, enters = !full || make_room(f, w);
-    if (enters) {
-        uint64_t least = least_waiting(f);
-        if (!w->n_waiting && w->n_served < least)
-            w->n_served = least;
+    int err = p->resumed ? enter_resumed(f) : enter_new(f, p, w, ret_displaces);
+    if (!err) {
         w->n_requests++;
-        w->n_waiting++;
-        f->waiting[f->n_waiting++] = p;
-        *p = (struct flows_place){(uint32_t)(w - f->v), FLOWS_WAITING};
+        p->flow = (uint32_t)(w - f->v);
+        p->state = FLOWS_WAITING;
     }
     pthread_mutex_unlock(&f->mu);
-    *ret_displaces = full && enters;
-    return enters ? 0
-                  : fail(-EAGAIN, "the queue is full: %u requests wait already", f->max_waiting);
+    return err;
 }
 
 static void serve(struct flows *f, struct flow *w, uint32_t n)

@@ -7,48 +7,13 @@
 #include "lib/rigs/verifier_rig.h"
 
 #define N_TOKENS 24
-#define N_CHOICES_MAX 3
-
-/* A continuation with everything that it points to. */
-struct rest {
-    Tandem__V1__Continuation msg;
-    Tandem__V1__ChoiceSoFar choices[N_CHOICES_MAX], *list[N_CHOICES_MAX];
-};
-
-static Tandem__V1__ModelInfo *model(void)
-{
-    Tandem__V1__GetModelRequest req = TANDEM__V1__GET_MODEL_REQUEST__INIT;
-    ProtobufCMessage *reply;
-    struct rpc_status st = rpc_unary(client, "/tandem.v1.Verifier/GetModel", NULL, &req.base,
-                                     &tandem__v1__model_info__descriptor, &reply);
-    assert_int_equal(st.code, RPC_OK);
-    return (Tandem__V1__ModelInfo *)reply;
-}
-
-/* The first n tokens of choice 0 are committed; the other choices have finished. */
-static void rest_init(struct rest *c, request *msg, const Tandem__V1__ModelInfo *info,
-                      const struct answer *a, unsigned n)
-{
-    tandem__v1__continuation__init(&c->msg);
-    c->msg.fingerprint = info->fingerprint;
-    c->msg.seed = a->seed;
-    c->msg.choices = c->list;
-    c->msg.n_choices = msg->n ? msg->n : 1;
-    for (unsigned i = 0; i < c->msg.n_choices; i++) {
-        tandem__v1__choice_so_far__init(&c->choices[i]);
-        c->choices[i].finished = i > 0;
-        c->list[i] = &c->choices[i];
-    }
-    c->choices[0].n_tokens = n;
-    c->choices[0].tokens = (uint32_t *)(uintptr_t)a->ids;
-    msg->continuation = &c->msg;
-}
+#define N_CHOICES 3
 
 /* The continuation from token n on must be the end of the whole answer. */
 static void must_continue(const request *whole, const struct answer *want, unsigned n)
 {
     AUTO(mem_free) struct answer *a = answers_new(1);
-    Tandem__V1__ModelInfo *info = model();
+    Tandem__V1__ModelInfo *info = must_get_model(client);
     request msg = *whole;
     struct rest c;
     rest_init(&c, &msg, info, want, n);
@@ -141,7 +106,7 @@ static void finished_choices_get_no_events(void **state)
     (void)state;
     struct wish w;
     wish_all(&w);
-    w.msg.n = N_CHOICES_MAX;
+    w.msg.n = N_CHOICES;
     must_continue_anywhere(&w.msg);
 }
 
@@ -149,7 +114,7 @@ static void what_does_not_fit_is_refused(void **state)
 {
     (void)state;
     AUTO(mem_free) struct answer *a = answers_new(1);
-    Tandem__V1__ModelInfo *info = model();
+    Tandem__V1__ModelInfo *info = must_get_model(client);
     struct wish w;
     struct rest c;
     assert_true(info->continues);

@@ -23,7 +23,8 @@ static int set_up(void **state)
 {
     struct world *w = calloc(1, sizeof(*w));
     assert_non_null(w);
-    assert_int_equal(flows_new(8, 8, &w->flows), 0);
+    const struct flows_limits limits = {.waiting = 8, .resumed = 3, .started = 8};
+    assert_int_equal(flows_new(&limits, &w->flows), 0);
     *state = w;
     return 0;
 }
@@ -36,11 +37,13 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* A request comes; its name's first letter is the flow. 0; 1: it displaces another; -EAGAIN. */
+/* A request comes; its name's first letter is the flow. "+" in its name: it resumes an answer. 0;
+ * 1: it displaces another; -EAGAIN. */
 static int come(struct world *w, const char *name, uint32_t tokens)
 {
     uint32_t i = w->n;
     bool displaces;
+    w->places[i] = (struct flows_place){.resumed = strchr(name, '+') != NULL};
     int err = flows_enter(w->flows, &w->places[i], name, 1, &displaces);
     if (err < 0)
         return err;
@@ -74,7 +77,8 @@ static uint32_t turns_of(struct world *w, struct flows_turn *turns)
     uint32_t n = 0;
     for (uint32_t i = 0; i < w->n; i++) {
         if (flows_state(w->flows, &w->places[i]) == FLOWS_WAITING || w->put_back[i])
-            turns[n++] = (struct flows_turn){&w->places[i], i, w->tokens[i], w->put_back[i], 0};
+            turns[n++] = (struct flows_turn){&w->places[i], i, w->tokens[i],
+                                             w->put_back[i] || w->places[i].resumed, 0};
     }
     flows_sort(w->flows, turns, n);
     return n;
@@ -251,6 +255,40 @@ static void a_full_queue_displaces_the_newest_of_the_most(void **state)
     assert_string_equal(run_all(w, 0), "a1 b1 c1 a2 b2 c2 a3 b3");
 }
 
+static void a_full_queue_has_places_for_resumed_answers(void **state)
+{
+    struct world *w = *state;
+    for (const char *name = "a1\0a2\0a3\0a4\0a5\0a6\0a7\0a8\0"; *name; name += 3)
+        assert_int_equal(come(w, name, 10), 0);
+    for (const char *name = "a+1\0a+2\0b+3\0"; *name; name += 4)
+        assert_int_equal(come(w, name, 10), 0); // nobody gives way
+    assert_int_equal(come(w, "c+4", 10), -EAGAIN);
+    assert_non_null(strstr(fail_text(), "the queue is full: 3 resumed answers wait already"));
+    for (const char *name = "c1\0c2\0c3\0"; *name; name += 3)
+        assert_int_equal(come(w, name, 10), 1);
+    for (uint32_t i = 0; i < w->n; i++) { // a new request gives way, a resumed one never
+        if (w->places[i].resumed)
+            assert_int_equal(flows_state(w->flows, &w->places[i]), FLOWS_WAITING);
+    }
+    assert_int_equal(come(w, "a9", 10), -EAGAIN); // each has its own limit
+    end(w, "a+1");
+    assert_int_equal(come(w, "a9", 10), -EAGAIN);
+    assert_int_equal(come(w, "c+4", 10), 0);
+    assert_int_equal(come(w, "c+5", 10), -EAGAIN);
+}
+
+static void resumed_answers_are_first(void **state)
+{
+    struct world *w = *state;
+    come(w, "a1", 10);
+    come(w, "b1", 10);
+    come(w, "b+2", 100);
+    come(w, "b+3", 100);
+    come(w, "a+4", 100);
+    /* Their flows take turns among them, and pay for them. */
+    assert_string_equal(run_all(w, 0), "b+2 a+4 b+3 a1 b1");
+}
+
 static void displaced_requests_are_bounded_until_they_leave(void **state)
 {
     struct world *w = *state;
@@ -315,7 +353,8 @@ static void many_requests_are_sorted(void **state)
     static struct flows_place p[N];
     static struct flows_turn v[N];
     bool displaces;
-    assert_int_equal(flows_new(N, 1, &f), 0);
+    const struct flows_limits limits = {.waiting = N, .started = 1};
+    assert_int_equal(flows_new(&limits, &f), 0);
     for (uint32_t i = 0; i < N; i++) {
         uint32_t flow = i * i % 23;
         assert_int_equal(flows_enter(f, &p[i], &flow, sizeof(flow), &displaces), 0);
@@ -341,6 +380,8 @@ int main(void)
         TEST(a_burst_is_paid_although_its_queue_was_empty_in_between),
         TEST(put_back_requests_are_first),
         TEST(a_full_queue_displaces_the_newest_of_the_most),
+        TEST(a_full_queue_has_places_for_resumed_answers),
+        TEST(resumed_answers_are_first),
         TEST(displaced_requests_are_bounded_until_they_leave),
         TEST(a_request_that_leaves_gives_its_place_back),
         TEST(names_without_end_take_no_memory),
