@@ -297,7 +297,6 @@ void verifier_service_add(struct verifier_service *s, struct rpc_server *server)
     for (size_t i = 0; i < ARRAY_LEN(methods); i++)
         rpc_server_add(server, methods[i], s);
     rpc_server_limit(server, &verify, (unsigned)s->options->verify_streams);
-    rpc_server_limit(server, &verifier_service_get_model, VERIFIER_SERVICE_MAX_GET_MODEL);
 }
 
 int verifier_service_start(struct verifier_service *s)
