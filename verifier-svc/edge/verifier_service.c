@@ -266,7 +266,8 @@ int verifier_service_new(const struct verifier_options *o, struct engine *e, str
                          struct verifier_service **ret)
 {
     struct flows_limits limits = {.waiting = (uint32_t)o->queue_length,
-                                  .resumed = engine_max_resumed(o)};
+                                  .resumed = engine_max_resumed(o),
+                                  .bytes = VERIFIER_SERVICE_WAITING_MAX};
     struct flows *job_flows;
     int err = flows_new(&limits, &job_flows);
     if (err < 0)

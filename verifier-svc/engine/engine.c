@@ -19,7 +19,7 @@ static int alloc_round(struct engine *e)
     uint32_t seqs = (uint32_t)e->options->max_sequences;
     uint32_t queued = (uint32_t)e->options->queue_length;
     e->max_started = seqs + queued;
-    struct flows_limits limits = {queued, engine_max_resumed(e->options), e->max_started};
+    struct flows_limits limits = {queued, engine_max_resumed(e->options), e->max_started, SIZE_MAX};
     int err = seq_list_init(&e->running, seqs);
     if (!err) // queued requests, as many displaced ones, and resumed answers
         err = seq_list_init(&e->waiting, e->max_started + 2 * queued + limits.resumed);
@@ -210,8 +210,8 @@ void engine_kv(struct engine *e, struct engine_kv_view *ret)
 
 int engine_submit(struct engine *e, struct request *r)
 {
-    bool displaces;
-    int err = flows_enter(e->flows, &r->place, r->flow, r->flow_len, &displaces);
+    uint32_t n_displaced; // the engine thread ends them
+    int err = flows_enter(e->flows, &r->place, r->flow, r->flow_len, &n_displaced);
     if (err < 0)
         return err;
     atomic_fetch_add(&e->n_requests, 1);

@@ -19,7 +19,7 @@
 #include "verifier-svc/settings/verifier_options.h"
 
 /* Why a waiting request gives way to one of another flow (flows.h). */
-#define ENGINE_DISPLACED "the queue is full, and most of its requests are of your key"
+#define ENGINE_DISPLACED "the queue is full, and your key has the largest part of it"
 
 struct engine;
 

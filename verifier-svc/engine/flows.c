@@ -10,7 +10,9 @@ struct flow {
     uint8_t name[FLOWS_MAX_NAME];
     size_t len;
     uint32_t n_requests; // that refer to it
-    uint32_t n_waiting;  // of these
+    uint32_t n_waiting;  // of these; without resumed ones
+    size_t bytes;        // of the waiting ones
+    size_t left;         // removable_bytes(): of `bytes`
     uint64_t n_served;   // tokens
     uint64_t next;       // flows_sort(): where its next request stands
 };
@@ -22,8 +24,10 @@ struct flows {
     uint32_t n, max;
     struct flows_place **waiting; // (limits.waiting), by arrival; without resumed ones
     uint32_t n_waiting;
+    size_t bytes;         // of these
     uint32_t n_displaced; // that have not left
     uint32_t n_resumed;   // that wait
+    size_t resumed_bytes; // of these
     uint64_t most_served; // the largest count that any flow has had
 };
 
@@ -83,6 +87,7 @@ static void remove_waiting(struct flows *f, const struct flows_place *p)
 {
     if (p->resumed) {
         f->n_resumed--;
+        f->resumed_bytes -= p->bytes;
         return;
     }
     uint32_t i = 0;
@@ -91,11 +96,20 @@ static void remove_waiting(struct flows *f, const struct flows_place *p)
     memmove(&f->waiting[i], &f->waiting[i + 1],
             (f->n_waiting - i - 1) * sizeof(struct flows_place *));
     f->n_waiting--;
+    f->bytes -= p->bytes;
     f->v[p->flow].n_waiting--;
+    f->v[p->flow].bytes -= p->bytes;
 }
 
-/* Displaces a request for one more of w. False: w would then have the most, or as many. */
-static bool make_room(struct flows *f, const struct flow *w)
+static void displace(struct flows *f, struct flows_place *p)
+{
+    remove_waiting(f, p);
+    p->state = FLOWS_DISPLACED;
+    f->n_displaced++;
+}
+
+/* Makes room for one more of w. False: w would then have the most requests, or as many. */
+static bool make_place(struct flows *f, const struct flow *w)
 {
     uint32_t most = w->n_waiting + 1;
     struct flows_place *p = NULL; // the newest request of the flow with the most
@@ -108,9 +122,52 @@ static bool make_room(struct flows *f, const struct flow *w)
     }
     if (!p || f->n_displaced == f->limits.waiting)
         return false;
-    remove_waiting(f, p);
-    p->state = FLOWS_DISPLACED;
-    f->n_displaced++;
+    displace(f, p);
+    return true;
+}
+
+/* Bytes that become free if each flow gives way while it has more than `most` bytes. */
+static size_t removable_bytes(struct flows *f, size_t most)
+{
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < f->n; i++)
+        f->v[i].left = f->v[i].bytes;
+    for (uint32_t i = f->n_waiting; i-- > 0;) {
+        struct flow *w = &f->v[f->waiting[i]->flow];
+        if (w->left <= most)
+            continue;
+        w->left -= f->waiting[i]->bytes;
+        bytes += f->waiting[i]->bytes;
+    }
+    return bytes;
+}
+
+/* The newest request of the flow with the most bytes. */
+static struct flows_place *newest_of_largest(const struct flows *f)
+{
+    struct flows_place *p = NULL;
+    size_t most = 0;
+    for (uint32_t i = f->n_waiting; i-- > 0;) {
+        size_t bytes = f->v[f->waiting[i]->flow].bytes;
+        if (bytes > most) {
+            most = bytes;
+            p = f->waiting[i];
+        }
+    }
+    return p;
+}
+
+/* Makes room for more bytes of w, or changes nothing. False: w would then have the most bytes. */
+static bool make_bytes(struct flows *f, const struct flow *w, size_t bytes)
+{
+    size_t unused = f->limits.bytes - f->bytes;
+    if (bytes <= unused)
+        return true;
+    if (f->n_waiting + f->n_displaced > f->limits.waiting ||
+        removable_bytes(f, w->bytes + bytes) < bytes - unused)
+        return false;
+    while (bytes > f->limits.bytes - f->bytes)
+        displace(f, newest_of_largest(f));
     return true;
 }
 
@@ -131,40 +188,48 @@ static void add_waiting(struct flows *f, struct flows_place *p, struct flow *w)
     if (!w->n_waiting && w->n_served < least)
         w->n_served = least;
     w->n_waiting++;
+    w->bytes += p->bytes;
+    f->bytes += p->bytes;
     f->waiting[f->n_waiting++] = p;
 }
 
 /* A place for one more of w. */
-static int enter_new(struct flows *f, struct flows_place *p, struct flow *w, bool *ret_displaces)
+static int enter_new(struct flows *f, struct flows_place *p, struct flow *w)
 {
-    bool full = f->n_waiting == f->limits.waiting;
-    if (full && !make_room(f, w))
+    if (!make_bytes(f, w, p->bytes))
+        return fail(-EAGAIN, "the queue is full: %zu MiB of requests wait already",
+                    f->limits.bytes >> 20);
+    if (f->n_waiting == f->limits.waiting && !make_place(f, w))
         return fail(-EAGAIN, "the queue is full: %u requests wait already", f->limits.waiting);
     add_waiting(f, p, w);
-    *ret_displaces = full;
     return 0;
 }
 
-static int enter_resumed(struct flows *f)
+static int enter_resumed(struct flows *f, const struct flows_place *p)
 {
+    if (p->bytes > f->limits.bytes - f->resumed_bytes)
+        return fail(-EAGAIN, "the queue is full: %zu MiB of resumed answers wait already",
+                    f->limits.bytes >> 20);
     if (f->n_resumed == f->limits.resumed)
         return fail(-EAGAIN, "the queue is full: %u resumed answers wait already", f->n_resumed);
     f->n_resumed++;
+    f->resumed_bytes += p->bytes;
     return 0;
 }
 
 int flows_enter(struct flows *f, struct flows_place *p, const void *name, size_t len,
-                bool *ret_displaces)
+                uint32_t *ret_n_displaced)
 {
-    *ret_displaces = false;
     pthread_mutex_lock(&f->mu);
     struct flow *w = find(f, name, len);
-    int err = p->resumed ? enter_resumed(f) : enter_new(f, p, w, ret_displaces);
+    uint32_t n_displaced = f->n_displaced;
+    int err = p->resumed ? enter_resumed(f, p) : enter_new(f, p, w);
     if (!err) {
         w->n_requests++;
         p->flow = (uint32_t)(w - f->v);
         p->state = FLOWS_WAITING;
     }
+    *ret_n_displaced = f->n_displaced - n_displaced;
     pthread_mutex_unlock(&f->mu);
     return err;
 }

@@ -8,8 +8,9 @@
  * virtual token counter of Sheng et al. 2024, arXiv:2401.00588.
  *
  * The queue has one limit for all flows. In a full queue a newcomer displaces the newest request of
- * the flow with the most. Its own flow must have fewer, the newcomer included. Resumed answers,
- * which another verifier has begun, have a limit of their own. They take no places of others, are
+ * the flow with the most. Its own flow must have fewer, the newcomer included. The same holds for
+ * bytes: the flow with the most bytes gives way, possibly several of its requests. Resumed answers,
+ * which another verifier has begun, have limits of their own. They take no places of others, are
  * not displaced, and go before new requests.
  *
  * Threads: any; it has its own lock. */
@@ -28,18 +29,20 @@ struct flows;
  *                        └──displaced──▶ DISPLACED ──leave──┘    (leave is allowed in each) */
 enum flows_state { FLOWS_NONE, FLOWS_WAITING, FLOWS_STARTED, FLOWS_DISPLACED };
 
-/* The place of a request; starts zeroed, except for `resumed`. Use flows_state() to read the
- * state. */
+/* The place of a request; starts zeroed, except for `resumed` and `bytes`. Use flows_state() to
+ * read the state. */
 struct flows_place {
     uint32_t flow;
     enum flows_state state;
     bool resumed; // the request resumes an answer of another verifier
+    size_t bytes; // of memory; 0 if the queue has no limit of bytes
 };
 
 struct flows_limits {
     uint32_t waiting; // requests that may wait
     uint32_t resumed; // resumed answers that may wait beside them
     uint32_t started; // requests that may have started
+    size_t bytes;     // of requests that wait, and as many of resumed ones; SIZE_MAX: no limit
 };
 
 /* -ENOMEM. */
@@ -48,11 +51,11 @@ void flows_free(struct flows *f);
 DEFINE_AUTO(struct flows, flows_free)
 
 /* Adds a request to the queue, as the newest. name: at most FLOWS_MAX_NAME bytes; requests without
- * a name are one flow. *ret_displaces: another request was displaced for it. -EAGAIN, with text:
- * the queue is full, and no flow has more requests than this one would have. The same if too many
+ * a name are one flow. *ret_n_displaced: requests that were displaced for it. -EAGAIN, with text:
+ * the queue is full, and no flow has more than this one would have. The same if too many
  * displaced requests have not left yet, or too many resumed answers wait. */
 int flows_enter(struct flows *f, struct flows_place *p, const void *name, size_t len,
-                bool *ret_displaces);
+                uint32_t *ret_n_displaced);
 /* The request starts: counts n tokens of its prompt, at least 1. False: it was displaced. */
 bool flows_start(struct flows *f, struct flows_place *p, uint32_t n);
 /* Counts n more tokens that the request was served. */

@@ -463,15 +463,43 @@ static void waiting_requests_are_bounded_in_bytes(void **state)
     wait_n_jobs(N);
     a[N] = start(&g[N], &r);
     end(&g[N], RPC_RESOURCE_EXHAUSTED, "the queue is full: 64 MiB of requests wait already");
+    free(a[N]);
     for (unsigned i = 0; i < N; i++) {
         rpc_stream_cancel(g[i].stream);
         end(&g[i], RPC_CANCELLED, "");
     }
     wait_n_jobs(0);
-    pthread_mutex_lock(&service->mu);
-    size_t bytes = service->job_bytes;
-    pthread_mutex_unlock(&service->mu);
-    assert_int_equal(bytes, 0);
+    a[N] = start(&g[N], &r); // all bytes are free again
+    wait_n_jobs(1);
+    rpc_stream_cancel(g[N].stream);
+    end(&g[N], RPC_CANCELLED, "");
+    for (unsigned i = 0; i <= N; i++)
+        free(a[i]);
+}
+
+static void a_queue_full_of_bytes_has_a_place_for_another_flow(void **state)
+{
+    (void)state;
+    enum { N = 4, LEN = 15 << 20 };
+    struct generation g[N + 1];
+    struct answer *a[N + 1];
+    AUTO(mem_free) char *text = calloc(1, LEN);
+    request r = prompt_of(text, LEN);
+    for (unsigned i = 0; i < N; i++) {
+        a[i] = start(&g[i], &r);
+        wait_n_jobs(i + 1);
+    }
+    r.flow = (ProtobufCBinaryData){5, (uint8_t *)"other"};
+    a[N] = start(&g[N], &r);
+    end(&g[N - 1], RPC_RESOURCE_EXHAUSTED, ENGINE_DISPLACED); // the newest of the other flow
+    wait_n_jobs(N);
+    for (unsigned i = 0; i <= N; i++) {
+        if (i == N - 1)
+            continue;
+        rpc_stream_cancel(g[i].stream);
+        end(&g[i], RPC_CANCELLED, "");
+    }
+    wait_n_jobs(0);
     for (unsigned i = 0; i <= N; i++)
         free(a[i]);
 }
@@ -494,7 +522,7 @@ static void waiting_requests_are_counted_with_their_size_in_memory(void **state)
     AUTO(mem_free) struct answer *a = start(&g, &r);
     wait_n_jobs(1);
     pthread_mutex_lock(&service->mu);
-    assert_true(service->job_bytes >= N * sizeof(bias));
+    assert_true(service->jobs->place.bytes >= N * sizeof(bias));
     pthread_mutex_unlock(&service->mu);
     gate_close(&load_gate, false);
     end(&g, RPC_INVALID_ARGUMENT, "");
@@ -674,6 +702,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_client_cannot_pass_the_queue_with_continuations,
                                         start_for_a_client, stop_verifier),
         LOADING(waiting_requests_are_bounded_in_bytes),
+        LOADING(a_queue_full_of_bytes_has_a_place_for_another_flow),
         LOADING(waiting_requests_are_counted_with_their_size_in_memory),
         LOADING(the_gateway_waits_for_the_model),
         LOADING(the_gateway_waits_for_one_model_while_another_is_ready),

@@ -71,9 +71,9 @@ static struct seq *come_as(struct engine *e, unsigned topic, uint32_t n, bool re
     struct seq *s = topic_request(&w, tok, 2000)->seqs[0];
     s->id = s->order = ++e->next_order;
     s->req->place.resumed = resumed;
-    bool displaces;
+    uint32_t n_displaced;
     assert_int_equal(
-        flows_enter(e->flows, &s->req->place, s->req->flow, s->req->flow_len, &displaces), 0);
+        flows_enter(e->flows, &s->req->place, s->req->flow, s->req->flow_len, &n_displaced), 0);
     seq_list_add(&e->waiting, s);
     return s;
 }
