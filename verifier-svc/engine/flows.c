@@ -108,7 +108,7 @@ static void displace(struct flows *f, struct flows_place *p)
     f->n_displaced++;
 }
 
-/* Makes room for one more of w. False: w would then have the most requests, or as many. */
+/* Makes a place for one more of w. False: w would then have the most requests, or as many. */
 static bool make_place(struct flows *f, const struct flow *w)
 {
     uint32_t most = w->n_waiting + 1;
@@ -157,7 +157,7 @@ static struct flows_place *newest_of_largest(const struct flows *f)
     return p;
 }
 
-/* Makes room for more bytes of w, or changes nothing. False: w would then have the most bytes. */
+/* Makes space for more bytes of w, or changes nothing. False: w would then have the most bytes. */
 static bool make_bytes(struct flows *f, const struct flow *w, size_t bytes)
 {
     size_t unused = f->limits.bytes - f->bytes;

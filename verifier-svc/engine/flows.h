@@ -10,7 +10,7 @@
  * The queue has one limit for all flows. In a full queue a newcomer displaces the newest request of
  * the flow with the most. Its own flow must have fewer, the newcomer included. The same holds for
  * bytes: the flow with the most bytes gives way, possibly several of its requests. Resumed answers,
- * which another verifier has begun, have limits of their own. They take no places of others, are
+ * which another verifier has begun, have separate limits. They take no places of others, are
  * not displaced, and go before new requests.
  *
  * Threads: any; it has its own lock. */

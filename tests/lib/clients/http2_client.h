@@ -14,6 +14,6 @@ struct http2_client {
 struct http2_client http2_client_open(const char *socket);
 /* Starts a call whose only request is an empty message. */
 void http2_client_call(struct http2_client *c, const char *path);
-/* Waits until so many answers have begun, or were refused. */
+/* Waits until n_headers answers have begun, or were refused. */
 void http2_client_await(struct http2_client *c, unsigned n_headers);
 void http2_client_close(struct http2_client *c);
