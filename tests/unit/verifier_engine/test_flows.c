@@ -37,8 +37,8 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* A request comes; its name's first letter is the flow. "+" in its name: it resumes an answer. n: it
- * displaces n others; -EAGAIN. */
+/* A request comes; its name's first letter is the flow. "+" in its name: it resumes an answer.
+ * n: it displaces n others; -EAGAIN. */
 static int come_with(struct world *w, const char *name, uint32_t tokens, size_t bytes)
 {
     uint32_t i = w->n, n_displaced;
