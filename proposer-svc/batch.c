@@ -238,46 +238,75 @@ static void log_sequence(const struct batch_origin *from, const Tandem__V1__Roun
              trace, (unsigned long long)from->stream, (unsigned long long)r->seq, r->prompt_len);
 }
 
-static int take_sequence(struct batch *b, struct pending_round *round,
-                         const Tandem__V1__RoundSequence *r, int64_t until_us)
+/* sampling: NULL for none. */
+static struct session_update update_of(const struct batch *b, const Tandem__V1__RoundSequence *r,
+                                       const struct prop_sampling *sampling)
+{
+    return (struct session_update){.seq = r->seq,
+                                   .base_len = r->base_len,
+                                   .keep = r->keep,
+                                   .tokens = r->tokens,
+                                   .n_tokens = r->n_tokens,
+                                   .digest = r->digest,
+                                   .k = r->k,
+                                   .max_nodes = r->max_nodes,
+                                   .verifying = r->verifying,
+                                   .n_verifying = r->n_verifying,
+                                   .prompt_len = r->prompt_len,
+                                   .q_mode = mode_of(b, r->q_mode),
+                                   .draw_key = r->draw_key,
+                                   .p_min = value_or(r->p_min, 0, 1, 0),
+                                   .tenant = r->tenant.data,
+                                   .tenant_len = r->tenant.len,
+                                   .model = r->model.data,
+                                   .model_len = r->model.len,
+                                   .hint = r->hint,
+                                   .n_hint = r->n_hint,
+                                   .close = r->close,
+                                   .unfinished = r->unfinished,
+                                   .sampling = sampling,
+                                   .more = r->more};
+}
+
+/* Updates the session. If it still drafts for an earlier Round, that draft is closed first. *ret
+ * receives what it answers. */
+static int update_session(struct batch *b, const struct batch_origin *from,
+                          const Tandem__V1__RoundSequence *r, int64_t arrived_us,
+                          struct answer *ret)
 {
     struct prop_sampling sampling;
     struct dist_bias bias[PROP_BIAS_MAX];
-    struct session_update u = {.seq = r->seq,
-                               .base_len = r->base_len,
-                               .keep = r->keep,
-                               .tokens = r->tokens,
-                               .n_tokens = r->n_tokens,
-                               .digest = r->digest,
-                               .k = r->k,
-                               .max_nodes = r->max_nodes,
-                               .verifying = r->verifying,
-                               .n_verifying = r->n_verifying,
-                               .prompt_len = r->prompt_len,
-                               .q_mode = mode_of(b, r->q_mode),
-                               .draw_key = r->draw_key,
-                               .p_min = value_or(r->p_min, 0, 1, 0),
-                               .tenant = r->tenant.data,
-                               .tenant_len = r->tenant.len,
-                               .model = r->model.data,
-                               .model_len = r->model.len,
-                               .hint = r->hint,
-                               .n_hint = r->n_hint,
-                               .close = r->close,
-                               .unfinished = r->unfinished,
-                               .more = r->more};
-    if (r->sampling) {
+    if (r->sampling)
         sampling = sampling_of(r->sampling, bias);
-        u.sampling = &sampling;
-    }
-    struct answer *a = &round->answers[round->n_answers];
-    int err = sessions_update(b->c.sessions, round->from.stream, &u, round->arrived_us, &a->kind,
-                              &a->session, &a->ask);
+    struct session_update u = update_of(b, r, r->sampling ? &sampling : NULL);
+    int err = sessions_update(b->c.sessions, from->stream, &u, arrived_us, &ret->kind,
+                              &ret->session, &ret->ask);
     if (err == -EBUSY) {
-        close_ask_of(b, round->from.stream, r->seq);
-        err = sessions_update(b->c.sessions, round->from.stream, &u, round->arrived_us, &a->kind,
-                              &a->session, &a->ask);
+        close_ask_of(b, from->stream, r->seq);
+        err = sessions_update(b->c.sessions, from->stream, &u, arrived_us, &ret->kind,
+                              &ret->session, &ret->ask);
     }
+    return err;
+}
+
+/* The answer waits for its draft. */
+static void open_answer(struct batch *b, struct pending_round *round, struct answer *a,
+                        int64_t until_us)
+{
+    a->state = OPEN;
+    a->ask.until_us = until_us;
+    a->ask.to = &a->draft;
+    round->n_open++;
+    b->n_open++;
+    if (sessions_hint(a->session, &a->ask))
+        close_answer(b, round, a);
+}
+
+static int take_sequence(struct batch *b, struct pending_round *round,
+                         const Tandem__V1__RoundSequence *r, int64_t until_us)
+{
+    struct answer *a = &round->answers[round->n_answers];
+    int err = update_session(b, &round->from, r, round->arrived_us, a);
     if (err == 0 && r->id.len && !r->close)
         log_sequence(&round->from, r);
     if (err < 0 || a->kind == SESSION_SILENT)
@@ -288,15 +317,8 @@ static int take_sequence(struct batch *b, struct pending_round *round,
     a->draft.q = NULL;
     a->state = READY;
     metrics_add(b->c.needed, a->kind == SESSION_NEED_CONTEXT);
-    if (a->kind == SESSION_DRAFT) {
-        a->state = OPEN;
-        a->ask.until_us = until_us;
-        a->ask.to = &a->draft;
-        round->n_open++;
-        b->n_open++;
-        if (sessions_hint(a->session, &a->ask))
-            close_answer(b, round, a);
-    }
+    if (a->kind == SESSION_DRAFT)
+        open_answer(b, round, a, until_us);
     return 0;
 }
 

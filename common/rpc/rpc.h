@@ -103,12 +103,17 @@ enum rpc_role {
     RPC_ROLE_ANY = 32,      // in rpc_method.roles: every client, also one without a role
 };
 
+/* Concurrent calls of one method with during_drain, in all and of one connection. At the first
+ * limit, a new call ends the oldest one that is finished and that its client has not read. */
+#define RPC_DURING_DRAIN_MAX 512
+#define RPC_DURING_DRAIN_CONNECTION_MAX 64
+
 struct rpc_method {
     const char *path;  // "/package.Service/Method"
     unsigned roles;    // RPC_ROLE_*: who may call it, at least one; others: PERMISSION_DENIED
     bool reads_stream; // false: the only request is read first and passed to on_start
     bool during_drain; // served during a drain, which does not wait for these calls; separate
-                       // limit: 512, unless rpc_server_limit() sets another
+                       // limits, see RPC_DURING_DRAIN_MAX
     size_t drain_mark; // unsent bytes, see on_drain
 
     /* req: freed on return; NULL if reads_stream, or if the client sent no request. */
@@ -142,8 +147,9 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
 /* Before rpc_server_listen(). m must outlive the server; callbacks get service by
  * rpc_call_service(). */
 void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *service);
-/* After rpc_server_add(), before rpc_server_start(). Gives m a separate limit, at least 1. Its
- * calls take none of the server's max_calls, and are served when those are all taken. */
+/* After rpc_server_add(), before rpc_server_start(). Gives m, without during_drain, a separate
+ * limit, at least 1. Its calls take none of the server's max_calls, and are served when those are
+ * all taken. */
 void rpc_server_limit(struct rpc_server *s, const struct rpc_method *m, unsigned max_calls);
 #define RPC_LISTEN_MAX 16 // addresses and sockets
 /* Before rpc_server_start(). addr: "unix:/path" or "host:port" (port 0: any). Returns the port (1
@@ -166,6 +172,7 @@ unsigned rpc_server_n_calls(struct rpc_server *s);
 void *rpc_call_service(const struct rpc_call *c);
 void rpc_call_set_user(struct rpc_call *c, void *user);
 void *rpc_call_user(const struct rpc_call *c);
+unsigned rpc_call_roles(const struct rpc_call *c); // RPC_ROLE_* of the client
 
 /* Like rpc_unpack(). NULL: the message is not valid, and the call ends with INVALID_ARGUMENT. */
 ProtobufCMessage *rpc_call_unpack(struct rpc_call *c, const ProtobufCMessageDescriptor *type,

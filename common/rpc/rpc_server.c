@@ -25,8 +25,7 @@
 #include "rpc/rpc_roles.h"
 
 #define MAX_METHODS 64
-#define MAX_DURING_DRAIN 512 // concurrent calls of one method with during_drain
-#define ABORT_US 1000000     // for clients to read the status of an aborted call
+#define ABORT_US 1000000 // for clients to read the status of an aborted call
 #define LINGER_MS 60000
 
 enum door_kind {
@@ -48,8 +47,9 @@ struct method {
     void *handles[N_DOORS]; // NULL: this entry serves all unknown methods
     unsigned max_calls;     // of this method; 0: its calls count in the server's max_calls
     /* Under the server's lock: */
-    unsigned n_calls;  // that count in the method's max_calls
-    unsigned reported; // bit i: a refusal of the roles i has been logged
+    unsigned n_calls;       // that count in the method's max_calls
+    unsigned reported;      // bit i: a refusal of the roles i has been logged
+    struct rpc_call *calls; // list of its calls, the newest first
 };
 
 struct rpc_server {
@@ -72,7 +72,6 @@ struct rpc_server {
     unsigned n_shared;  // calls that count in the server's max_calls
     unsigned n_running; // calls that a drain waits for
     bool draining;
-    struct rpc_call *calls; // list of all calls
 };
 
 struct slot {
@@ -97,10 +96,11 @@ struct rpc_call {
     const struct rpc_method *asked; // what the client called; m differs if that is refused
     unsigned roles;                 // of the client
     grpc_call *core;
+    char *peer; // names the connection, if the method has during_drain; else NULL
     grpc_byte_buffer *in;
     int was_cancelled; // written by the core before t_close
     atomic_int n_refs;
-    struct rpc_call *next, **prev; // in the server's list, under its lock
+    struct rpc_call *next, **prev; // in the method's list, under the server's lock
     unsigned *counter;             // of its limit, under the server's lock; NULL: it was refused
     bool is_running;               // counts in n_running
 
@@ -152,6 +152,14 @@ static void busy_start(struct rpc_call *c, struct rpc_msg *req)
 }
 
 static const struct rpc_method busy_method = {.on_start = busy_start};
+
+static void crowded_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    (void)req;
+    rpc_call_finish(c, RPC_RESOURCE_EXHAUSTED, "this connection has too many calls running");
+}
+
+static const struct rpc_method crowded_method = {.on_start = crowded_start};
 
 static void stopping_start(struct rpc_call *c, struct rpc_msg *req)
 {
@@ -260,7 +268,7 @@ void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *serv
     if (s->n_methods > MAX_METHODS + 1 || !m->roles)
         abort();
     *to = (struct method){
-        .m = m, .service = service, .max_calls = m->during_drain ? MAX_DURING_DRAIN : 0};
+        .m = m, .service = service, .max_calls = m->during_drain ? RPC_DURING_DRAIN_MAX : 0};
     for (unsigned d = 0; d < N_DOORS; d++) {
         to->handles[d] = grpc_server_register_method(
             s->doors[d].core, m->path, NULL,
@@ -512,6 +520,20 @@ static void send_event(struct rpc_tag *t, bool ok)
     rpc_call_unref(c);
 }
 
+/* Takes a reference, unless the last one has already been released. */
+static bool try_ref(struct rpc_call *c)
+{
+    int n = atomic_load(&c->n_refs);
+    while (n > 0 && !atomic_compare_exchange_weak(&c->n_refs, &n, n + 1))
+        ;
+    return n > 0;
+}
+
+static void end_unread(struct rpc_call *c)
+{
+    rpc_call_abort(c, RPC_RESOURCE_EXHAUSTED, "the answer was not read in time");
+}
+
 /* Counts a refused call, and logs the first one of a method and a set of roles. With the server's
  * lock. */
 static void report_refusal(const struct rpc_call *c, struct method *m)
@@ -527,8 +549,42 @@ static void report_refusal(const struct rpc_call *c, struct method *m)
     gpr_free(from);
 }
 
-/* Takes a slot for a new call, or makes it a refusal. With the server's lock. */
-static void take_slot(struct rpc_server *s, struct rpc_call *c, struct method *m)
+/* Whether the connection of c has no slot of the method left. With the server's lock. */
+static bool is_crowded(const struct method *m, const struct rpc_call *c)
+{
+    unsigned n = 0;
+    for (const struct rpc_call *k = m->calls; k && c->peer; k = k->next)
+        n += k->counter && strcmp(k->peer, c->peer) == 0;
+    return n >= RPC_DURING_DRAIN_CONNECTION_MAX;
+}
+
+/* The answer is finished, and its client has not read it. */
+static bool is_unread(struct rpc_call *c)
+{
+    pthread_mutex_lock(&c->mu);
+    bool unread = c->has_status && c->sending;
+    pthread_mutex_unlock(&c->mu);
+    return unread;
+}
+
+/* Takes the slot of the oldest unread answer, so that clients that do not read leave the others
+ * their slots. Returns its call, with a reference; NULL: there is none. With the server's lock. */
+static struct rpc_call *take_unread(struct method *m)
+{
+    struct rpc_call *oldest = NULL;
+    for (struct rpc_call *k = m->calls; k && m->m->during_drain; k = k->next)
+        oldest = k->counter && is_unread(k) ? k : oldest;
+    if (!oldest || !try_ref(oldest))
+        return NULL;
+    oldest->counter = NULL;
+    m->n_calls--;
+    return oldest;
+}
+
+/* Takes a slot for a new call, or makes it a refusal. *ret_unread: the call that must end for it,
+ * with a reference. With the server's lock. */
+static void take_slot(struct rpc_server *s, struct rpc_call *c, struct method *m,
+                      struct rpc_call **ret_unread)
 {
     unsigned *n = m->max_calls ? &m->n_calls : &s->n_shared;
     c->m = m->m;
@@ -537,7 +593,10 @@ static void take_slot(struct rpc_server *s, struct rpc_call *c, struct method *m
         c->m = &refused_method;
     } else if (!m->m->during_drain && s->draining) {
         c->m = &stopping_method;
-    } else if (*n >= (m->max_calls ? m->max_calls : s->max_calls)) {
+    } else if (is_crowded(m, c)) {
+        c->m = &crowded_method;
+    } else if (*n >= (m->max_calls ? m->max_calls : s->max_calls) &&
+               !(*ret_unread = take_unread(m))) {
         c->m = &busy_method;
     } else {
         c->counter = n;
@@ -545,6 +604,24 @@ static void take_slot(struct rpc_server *s, struct rpc_call *c, struct method *m
         c->is_running = !m->m->during_drain;
         s->n_running += c->is_running;
     }
+}
+
+static void add_call(struct rpc_server *s, struct method *m, struct rpc_call *c)
+{
+    struct rpc_call *unread = NULL;
+    pthread_mutex_lock(&s->mu);
+    s->n_calls++;
+    take_slot(s, c, m, &unread);
+    c->next = m->calls;
+    c->prev = &m->calls;
+    if (c->next)
+        c->next->prev = &c->next;
+    m->calls = c;
+    pthread_mutex_unlock(&s->mu);
+    if (!unread)
+        return;
+    end_unread(unread);
+    rpc_call_unref(unread);
 }
 
 static struct rpc_call *call_new(struct slot *sl)
@@ -561,17 +638,10 @@ static struct rpc_call *call_new(struct slot *sl)
                            .core = sl->call};
     c->roles = sl->door == DOOR_TLS ? rpc_roles_of_peer(&s->tls_roles, sl->call)
                                     : s->doors[sl->door].roles;
+    c->peer = sl->m->m->during_drain ? grpc_call_get_peer(sl->call) : NULL;
     pthread_mutex_init(&c->mu, NULL);
     atomic_init(&c->n_refs, 2); // slot_event()'s and close_event()'s
-    pthread_mutex_lock(&s->mu);
-    s->n_calls++;
-    take_slot(s, c, sl->m);
-    c->next = s->calls;
-    c->prev = &s->calls;
-    if (c->next)
-        c->next->prev = &c->next;
-    s->calls = c;
-    pthread_mutex_unlock(&s->mu);
+    add_call(s, sl->m, c);
     return c;
 }
 
@@ -625,24 +695,17 @@ static void drop_timers(struct rpc_call *c)
 
 /* ---- all calls ---- */
 
-/* Takes a reference, unless the last one has already been released. */
-static bool try_ref(struct rpc_call *c)
-{
-    int n = atomic_load(&c->n_refs);
-    while (n > 0 && !atomic_compare_exchange_weak(&c->n_refs, &n, n + 1))
-        ;
-    return n > 0;
-}
-
 /* Calls fn for every call, without holding the server's lock. */
 static void for_each_call(struct rpc_server *s, void (*fn)(struct rpc_call *c))
 {
     pthread_mutex_lock(&s->mu);
     struct rpc_call **held = rpc_alloc(s->n_calls + 1, sizeof(struct rpc_call *));
     size_t n = 0;
-    for (struct rpc_call *c = s->calls; c; c = c->next) {
-        if (try_ref(c))
-            held[n++] = c;
+    for (unsigned i = 0; i < s->n_methods; i++) {
+        for (struct rpc_call *c = s->methods[i].calls; c; c = c->next) {
+            if (try_ref(c))
+                held[n++] = c;
+        }
     }
     pthread_mutex_unlock(&s->mu);
     for (size_t i = 0; i < n; i++) {
@@ -661,7 +724,7 @@ static void end_if_unread(struct rpc_call *c)
                 clock_us() - c->finished_us >= (int64_t)c->s->linger_ms * 1000;
     pthread_mutex_unlock(&c->mu);
     if (over)
-        rpc_call_abort(c, RPC_RESOURCE_EXHAUSTED, "the answer was not read in time");
+        end_unread(c);
 }
 
 static void linger_due(struct rpc_timer *t)
@@ -808,6 +871,7 @@ void rpc_call_unref(struct rpc_call *c)
         pthread_cond_signal(&s->idle);
     pthread_mutex_unlock(&s->mu); // another thread may free the server now
     pthread_mutex_destroy(&c->mu);
+    gpr_free(c->peer);
     free(c->text);
     free(c);
 }
@@ -825,6 +889,11 @@ void rpc_call_set_user(struct rpc_call *c, void *user)
 void *rpc_call_user(const struct rpc_call *c)
 {
     return c->user;
+}
+
+unsigned rpc_call_roles(const struct rpc_call *c)
+{
+    return c->roles;
 }
 
 unsigned rpc_server_n_calls(struct rpc_server *s)

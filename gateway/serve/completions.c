@@ -393,8 +393,7 @@ void completions_abort(struct completions *g)
         pthread_mutex_unlock(&x->mu);
     }
     pthread_mutex_unlock(&g->mu);
-    completions_tick(g); // ends calls that wait for a verifier
-    stop_reader(g);      // quick: the waiting requests have been aborted
+    stop_reader(g); // quick: the waiting requests have been aborted
     template_stop(g->template);
     upstream_stop(g->upstream);
     completions_tick(g); // ends calls that have no verifier now; nothing else would

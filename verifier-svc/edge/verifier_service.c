@@ -67,6 +67,7 @@ static int submit(struct verifier_service *s, const struct job *j,
     if (err < 0)
         return err;
     r->verify = verify;
+    r->place.resumed = j->place.resumed;
     r->arrived_us = j->arrived_us;
     r->call = j->call;
     rpc_call_ref(r->call);
@@ -264,8 +265,11 @@ static const struct rpc_method verify = {
 int verifier_service_new(const struct verifier_options *o, struct engine *e, struct stats *stats,
                          struct verifier_service **ret)
 {
+    struct flows_limits limits = {.waiting = (uint32_t)o->queue_length,
+                                  .resumed = engine_max_resumed(o),
+                                  .bytes = VERIFIER_SERVICE_WAITING_MAX};
     struct flows *job_flows;
-    int err = flows_new((uint32_t)o->queue_length, 0, &job_flows);
+    int err = flows_new(&limits, &job_flows);
     if (err < 0)
         return err;
     struct verifier_service *s = calloc(1, sizeof(*s));
@@ -294,7 +298,6 @@ void verifier_service_add(struct verifier_service *s, struct rpc_server *server)
     for (size_t i = 0; i < ARRAY_LEN(methods); i++)
         rpc_server_add(server, methods[i], s);
     rpc_server_limit(server, &verify, (unsigned)s->options->verify_streams);
-    rpc_server_limit(server, &verifier_service_get_model, VERIFIER_SERVICE_MAX_GET_MODEL);
 }
 
 int verifier_service_start(struct verifier_service *s)

@@ -21,10 +21,9 @@
 #define VERIFIER_SERVICE_UNREAD_MAX (256u << 10)
 /* bytes: 2 Mi prompt tokens, a prediction and the rest */
 #define VERIFIER_SERVICE_MAX_MESSAGE (16u << 20)
-#define VERIFIER_SERVICE_WAITING_MAX (64u << 20)   // bytes of memory of waiting requests
+/* bytes of memory of waiting requests, and as many of waiting resumed answers */
+#define VERIFIER_SERVICE_WAITING_MAX (64u << 20)
 #define VERIFIER_SERVICE_MAX_DETOKENIZE (1u << 20) // ids in one call
-/* Concurrent calls of GetModel, which take no slots of other calls. They end immediately. */
-#define VERIFIER_SERVICE_MAX_GET_MODEL 512
 /* A Verify stream ends if its client sends no `open` for this long, or for a shorter
  * verify_timeout. */
 #define VERIFIER_SERVICE_OPEN_S 10

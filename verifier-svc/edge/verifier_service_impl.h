@@ -25,7 +25,6 @@ struct job {
     job_fn *run;
     struct rpc_call *call; // with a reference
     ProtobufCMessage *msg;
-    size_t bytes;             // of memory for the message
     struct flows_place place; // in job_flows
     int64_t arrived_us;
 };
@@ -41,7 +40,6 @@ struct verifier_service {
     struct job *jobs;        // in the order in which they run
     struct flows *job_flows; // whose jobs give way; the order is that of `jobs`
     uint32_t n_jobs;
-    size_t job_bytes;
     bool stopping;
 
     /* The sender thread: memory for one message. */

@@ -4,7 +4,8 @@
  *
  * Short jobs go before long ones: a smaller job passes a larger one if it arrives within the larger
  * one's bytes times LETS_PASS_US. So equal jobs keep their order, a short job waits for at most one
- * long job, and no job starves. */
+ * long job, and no job starves. Jobs of resumed answers go before all others; their number is
+ * bounded, since each is an answer that has begun. */
 #include <errno.h>
 #include <stdlib.h>
 #include "base/clock.h"
@@ -39,7 +40,6 @@ static struct job *remove_at(struct verifier_service *s, struct job **at)
     struct job *j = *at;
     *at = j->next;
     s->n_jobs--;
-    s->job_bytes -= j->bytes;
     flows_leave(s->job_flows, &j->place);
     return j;
 }
@@ -75,44 +75,63 @@ static void load_wait_over(struct rpc_call *call)
     job_free(j);
 }
 
-/* Jobs run in the order of this time. */
+/* Only a gateway resumes answers. Others may send a continuation too, but it has no advantage over
+ * new requests: a client could call all its requests continuations. */
+static bool resumes(const struct rpc_call *call, const ProtobufCMessage *msg)
+{
+    return msg->descriptor == &tandem__v1__generate_request__descriptor &&
+           ((const Tandem__V1__GenerateRequest *)msg)->continuation &&
+           rpc_call_roles(call) & RPC_ROLE_GATEWAY;
+}
+
+/* Jobs of one kind run in the order of this time. */
 static int64_t rank_of(const struct job *j)
 {
-    return j->arrived_us + (int64_t)j->bytes * LETS_PASS_US;
+    return j->arrived_us + (int64_t)j->place.bytes * LETS_PASS_US;
 }
 
-/* With the lock: removes the job that has given way. */
+static bool precedes(const struct job *a, const struct job *b)
+{
+    if (a->place.resumed != b->place.resumed)
+        return a->place.resumed;
+    return rank_of(a) <= rank_of(b);
+}
+
+/* With the lock: removes the jobs that have given way. */
 static struct job *remove_displaced(struct verifier_service *s)
 {
-    struct job **at = &s->jobs;
-    while (flows_state(s->job_flows, &(*at)->place) != FLOWS_DISPLACED)
-        at = &(*at)->next;
-    return remove_at(s, at);
+    struct job *displaced = NULL;
+    for (struct job **at = &s->jobs; *at;) {
+        if (flows_state(s->job_flows, &(*at)->place) == FLOWS_DISPLACED) {
+            struct job *j = remove_at(s, at);
+            j->next = displaced;
+            displaced = j;
+        } else {
+            at = &(*at)->next;
+        }
+    }
+    return displaced;
 }
 
-/* With the lock. *ret_displaced: the job that has given way to j; NULL: none. */
+/* With the lock. *ret_displaced: the list of jobs that have given way to j. */
 static int add_ranked(struct verifier_service *s, struct job *j, struct job **ret_displaced)
 {
-    if (j->bytes > VERIFIER_SERVICE_WAITING_MAX)
+    if (j->place.bytes > VERIFIER_SERVICE_WAITING_MAX)
         return fail(-EMSGSIZE, "the request takes %zu MiB of memory, at most %u are allowed",
-                    j->bytes >> 20, VERIFIER_SERVICE_WAITING_MAX >> 20);
-    if (j->bytes > VERIFIER_SERVICE_WAITING_MAX - s->job_bytes)
-        return fail(-EAGAIN, "the queue is full: %u MiB of requests wait already",
-                    VERIFIER_SERVICE_WAITING_MAX >> 20);
+                    j->place.bytes >> 20, VERIFIER_SERVICE_WAITING_MAX >> 20);
     ProtobufCBinaryData flow = flow_of(j->msg);
-    bool displaces;
+    uint32_t n_displaced;
     int err = flows_enter(s->job_flows, &j->place, flow.data,
-                          flow.len < FLOWS_MAX_NAME ? flow.len : FLOWS_MAX_NAME, &displaces);
+                          flow.len < FLOWS_MAX_NAME ? flow.len : FLOWS_MAX_NAME, &n_displaced);
     if (err < 0)
         return err;
-    *ret_displaced = displaces ? remove_displaced(s) : NULL;
+    *ret_displaced = n_displaced ? remove_displaced(s) : NULL;
     struct job **at = &s->jobs;
-    while (*at && rank_of(*at) <= rank_of(j))
+    while (*at && precedes(*at, j))
         at = &(*at)->next;
     j->next = *at;
     *at = j;
     s->n_jobs++;
-    s->job_bytes += j->bytes;
     rpc_call_ref(j->call);
     pthread_cond_signal(&s->jobs_changed);
     return 0;
@@ -132,15 +151,20 @@ int verifier_service_add_job(struct verifier_service *s, struct rpc_call *call,
     struct job *j = malloc(sizeof(*j)), *displaced = NULL;
     int err = j ? check_ready(s) : fail(-ENOMEM, "no memory for a request");
     if (!err) {
-        *j = (struct job){
-            .call = call, .msg = msg, .bytes = bytes, .run = run, .arrived_us = clock_us()};
+        *j = (struct job){.call = call,
+                          .msg = msg,
+                          .run = run,
+                          .place = {.resumed = resumes(call, msg), .bytes = bytes},
+                          .arrived_us = clock_us()};
         pthread_mutex_lock(&s->mu);
         err = add_ranked(s, j, &displaced);
         pthread_mutex_unlock(&s->mu);
     }
-    if (displaced) {
-        verifier_service_refuse(s, displaced->call, NULL, fail(-EAGAIN, ENGINE_DISPLACED));
-        job_free(displaced);
+    while (displaced) {
+        struct job *gone = displaced;
+        displaced = gone->next;
+        verifier_service_refuse(s, gone->call, NULL, fail(-EAGAIN, ENGINE_DISPLACED));
+        job_free(gone);
     }
     if (err) {
         free(j);

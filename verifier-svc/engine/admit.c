@@ -231,13 +231,15 @@ static bool waits_for_rows(struct engine *e, struct seq *s, bool compare, bool r
     return true;
 }
 
-/* The waiting sequences by turn: first those that have started, in order of arrival. */
+/* The waiting sequences by turn: first those that have started, here or at another verifier. */
 static void sort_turns(struct engine *e)
 {
     for (uint32_t i = 0; i < e->waiting.n; i++) {
         const struct seq *s = e->waiting.v[i];
-        e->turns[i] = (struct flows_turn){
-            .place = &s->req->place, .index = i, .n_tokens = s->n_prompt, .first = s->started};
+        e->turns[i] = (struct flows_turn){.place = &s->req->place,
+                                          .index = i,
+                                          .n_tokens = s->n_prompt,
+                                          .first = s->started || s->req->place.resumed};
     }
     flows_sort(e->flows, e->turns, e->waiting.n);
 }

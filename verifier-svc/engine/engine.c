@@ -7,17 +7,24 @@
 #include "base/pool.h"
 #include "verifier-svc/engine/engine_impl.h"
 
+/* As many as a verifier with the same settings can have started. */
+uint32_t engine_max_resumed(const struct verifier_options *o)
+{
+    return (uint32_t)o->max_sequences + (uint32_t)o->queue_length;
+}
+
 /* Memory for a round, so that none is allocated in one. */
 static int alloc_round(struct engine *e)
 {
     uint32_t seqs = (uint32_t)e->options->max_sequences;
     uint32_t queued = (uint32_t)e->options->queue_length;
     e->max_started = seqs + queued;
+    struct flows_limits limits = {queued, engine_max_resumed(e->options), e->max_started, SIZE_MAX};
     int err = seq_list_init(&e->running, seqs);
-    if (!err) // queued requests, and as many displaced ones
-        err = seq_list_init(&e->waiting, e->max_started + 2 * queued);
+    if (!err) // queued requests, as many displaced ones, and resumed answers
+        err = seq_list_init(&e->waiting, e->max_started + 2 * queued + limits.resumed);
     if (!err)
-        err = flows_new(queued, e->max_started, &e->flows);
+        err = flows_new(&limits, &e->flows);
     if (err < 0)
         return err;
     e->waits = calloc(e->waiting.max, sizeof(*e->waits));
@@ -48,8 +55,9 @@ int engine_new(const struct verifier_options *o, struct stats *stats, struct eng
     pthread_mutex_init(&e->changing_mu, NULL);
     pthread_mutex_init(&e->speculation_mu, NULL);
     pthread_mutex_init(&e->kv_mu, NULL);
-    /* Requests and displaced ones, a draft per sequence from each side, and some in between. */
-    int err = queue_new(2 * queued + 4 * seqs + 64, &e->inbox);
+    /* Requests, displaced ones and resumed ones, a draft per sequence from each side, and some in
+     * between. */
+    int err = queue_new(2 * queued + engine_max_resumed(o) + 4 * seqs + 64, &e->inbox);
     if (!err)
         err = events_new(4 * seqs + 64, (uint32_t)o->max_batch_rows + seqs + DRAFT_MAX_NODES + 1,
                          &e->events);
@@ -202,8 +210,8 @@ void engine_kv(struct engine *e, struct engine_kv_view *ret)
 
 int engine_submit(struct engine *e, struct request *r)
 {
-    bool displaces;
-    int err = flows_enter(e->flows, &r->place, r->flow, r->flow_len, &displaces);
+    uint32_t n_displaced; // the engine thread ends them
+    int err = flows_enter(e->flows, &r->place, r->flow, r->flow_len, &n_displaced);
     if (err < 0)
         return err;
     atomic_fetch_add(&e->n_requests, 1);

@@ -19,7 +19,7 @@
 #include "verifier-svc/settings/verifier_options.h"
 
 /* Why a waiting request gives way to one of another flow (flows.h). */
-#define ENGINE_DISPLACED "the queue is full, and most of its requests are of your key"
+#define ENGINE_DISPLACED "the queue is full, and your key has the largest part of it"
 
 struct engine;
 
@@ -64,8 +64,10 @@ struct engine_kv_view {
 };
 void engine_kv(struct engine *e, struct engine_kv_view *ret);
 
-/* Submits an opened request. 0: the engine holds it until its last event. -EAGAIN: the queue is
- * full (with a sentence); -EPIPE: the engine has ended. */
+/* Resumed answers that may wait beside the queue. */
+uint32_t engine_max_resumed(const struct verifier_options *o);
+/* Submits an opened request; place.resumed of flows.h is set. 0: the engine holds it until its last
+ * event. -EAGAIN: the queue is full (with a sentence); -EPIPE: the engine has ended. */
 int engine_submit(struct engine *e, struct request *r);
 /* A client's draft for a Verify request, which continues base_len committed tokens. Takes the
  * draft, also on failure. -EINVAL: a token outside the vocabulary, or a parent after its child;

@@ -10,33 +10,39 @@ struct flow {
     uint8_t name[FLOWS_MAX_NAME];
     size_t len;
     uint32_t n_requests; // that refer to it
-    uint32_t n_waiting;  // of these
+    uint32_t n_waiting;  // of these; without resumed ones
+    size_t bytes;        // of the waiting ones
+    size_t left;         // removable_bytes(): of `bytes`
     uint64_t n_served;   // tokens
     uint64_t next;       // flows_sort(): where its next request stands
 };
 
 struct flows {
     pthread_mutex_t mu;
+    struct flows_limits limits;
     struct flow *v; // (max), the first n in use
     uint32_t n, max;
-    struct flows_place **waiting; // (max_waiting), by arrival
-    uint32_t n_waiting, max_waiting;
+    struct flows_place **waiting; // (limits.waiting), by arrival; without resumed ones
+    uint32_t n_waiting;
+    size_t bytes;         // of these
     uint32_t n_displaced; // that have not left
+    uint32_t n_resumed;   // that wait
+    size_t resumed_bytes; // of these
     uint64_t most_served; // the largest count that any flow has had
 };
 
-int flows_new(uint32_t max_waiting, uint32_t max_started, struct flows **ret)
+int flows_new(const struct flows_limits *limits, struct flows **ret)
 {
     AUTO(flows_free) struct flows *f = calloc(1, sizeof(*f));
     if (!f)
         return fail(-ENOMEM, "no memory for a queue");
     pthread_mutex_init(&f->mu, NULL);
-    f->max = 2 * max_waiting + max_started + FLOWS_IDLE; // waiting and displaced requests
-    f->max_waiting = max_waiting;
+    f->limits = *limits;
+    f->max = 2 * limits->waiting + limits->resumed + limits->started + FLOWS_IDLE; // 2: displaced
     f->v = calloc(f->max, sizeof(*f->v));
-    f->waiting = calloc(max_waiting, sizeof(struct flows_place *));
+    f->waiting = calloc(limits->waiting, sizeof(struct flows_place *));
     if (!f->v || !f->waiting)
-        return fail(-ENOMEM, "no memory for a queue of %u requests", max_waiting);
+        return fail(-ENOMEM, "no memory for a queue of %u requests", limits->waiting);
     *ret = TAKE(f);
     return 0;
 }
@@ -79,17 +85,31 @@ static struct flow *find(struct flows *f, const void *name, size_t len)
 
 static void remove_waiting(struct flows *f, const struct flows_place *p)
 {
+    if (p->resumed) {
+        f->n_resumed--;
+        f->resumed_bytes -= p->bytes;
+        return;
+    }
     uint32_t i = 0;
     while (f->waiting[i] != p)
         i++;
     memmove(&f->waiting[i], &f->waiting[i + 1],
             (f->n_waiting - i - 1) * sizeof(struct flows_place *));
     f->n_waiting--;
+    f->bytes -= p->bytes;
     f->v[p->flow].n_waiting--;
+    f->v[p->flow].bytes -= p->bytes;
 }
 
-/* Displaces a request for one more of w. False: w would then have the most, or as many. */
-static bool make_room(struct flows *f, const struct flow *w)
+static void displace(struct flows *f, struct flows_place *p)
+{
+    remove_waiting(f, p);
+    p->state = FLOWS_DISPLACED;
+    f->n_displaced++;
+}
+
+/* Makes a place for one more of w. False: w would then have the most requests, or as many. */
+static bool make_place(struct flows *f, const struct flow *w)
 {
     uint32_t most = w->n_waiting + 1;
     struct flows_place *p = NULL; // the newest request of the flow with the most
@@ -100,11 +120,54 @@ static bool make_room(struct flows *f, const struct flow *w)
             p = f->waiting[i];
         }
     }
-    if (!p || f->n_displaced == f->max_waiting)
+    if (!p || f->n_displaced == f->limits.waiting)
         return false;
-    remove_waiting(f, p);
-    p->state = FLOWS_DISPLACED;
-    f->n_displaced++;
+    displace(f, p);
+    return true;
+}
+
+/* Bytes that become free if each flow gives way while it has more than `most` bytes. */
+static size_t removable_bytes(struct flows *f, size_t most)
+{
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < f->n; i++)
+        f->v[i].left = f->v[i].bytes;
+    for (uint32_t i = f->n_waiting; i-- > 0;) {
+        struct flow *w = &f->v[f->waiting[i]->flow];
+        if (w->left <= most)
+            continue;
+        w->left -= f->waiting[i]->bytes;
+        bytes += f->waiting[i]->bytes;
+    }
+    return bytes;
+}
+
+/* The newest request of the flow with the most bytes. */
+static struct flows_place *newest_of_largest(const struct flows *f)
+{
+    struct flows_place *p = NULL;
+    size_t most = 0;
+    for (uint32_t i = f->n_waiting; i-- > 0;) {
+        size_t bytes = f->v[f->waiting[i]->flow].bytes;
+        if (bytes > most) {
+            most = bytes;
+            p = f->waiting[i];
+        }
+    }
+    return p;
+}
+
+/* Makes space for more bytes of w, or changes nothing. False: w would then have the most bytes. */
+static bool make_bytes(struct flows *f, const struct flow *w, size_t bytes)
+{
+    size_t unused = f->limits.bytes - f->bytes;
+    if (bytes <= unused)
+        return true;
+    if (f->n_waiting + f->n_displaced > f->limits.waiting ||
+        removable_bytes(f, w->bytes + bytes) < bytes - unused)
+        return false;
+    while (bytes > f->limits.bytes - f->bytes)
+        displace(f, newest_of_largest(f));
     return true;
 }
 
@@ -119,25 +182,56 @@ static uint64_t least_waiting(const struct flows *f)
     return least;
 }
 
+static void add_waiting(struct flows *f, struct flows_place *p, struct flow *w)
+{
+    uint64_t least = least_waiting(f);
+    if (!w->n_waiting && w->n_served < least)
+        w->n_served = least;
+    w->n_waiting++;
+    w->bytes += p->bytes;
+    f->bytes += p->bytes;
+    f->waiting[f->n_waiting++] = p;
+}
+
+/* A place for one more of w. */
+static int enter_new(struct flows *f, struct flows_place *p, struct flow *w)
+{
+    if (!make_bytes(f, w, p->bytes))
+        return fail(-EAGAIN, "the queue is full: %zu MiB of requests wait already",
+                    f->limits.bytes >> 20);
+    if (f->n_waiting == f->limits.waiting && !make_place(f, w))
+        return fail(-EAGAIN, "the queue is full: %u requests wait already", f->limits.waiting);
+    add_waiting(f, p, w);
+    return 0;
+}
+
+static int enter_resumed(struct flows *f, const struct flows_place *p)
+{
+    if (p->bytes > f->limits.bytes - f->resumed_bytes)
+        return fail(-EAGAIN, "the queue is full: %zu MiB of resumed answers wait already",
+                    f->limits.bytes >> 20);
+    if (f->n_resumed == f->limits.resumed)
+        return fail(-EAGAIN, "the queue is full: %u resumed answers wait already", f->n_resumed);
+    f->n_resumed++;
+    f->resumed_bytes += p->bytes;
+    return 0;
+}
+
 int flows_enter(struct flows *f, struct flows_place *p, const void *name, size_t len,
-                bool *ret_displaces)
+                uint32_t *ret_n_displaced)
 {
     pthread_mutex_lock(&f->mu);
     struct flow *w = find(f, name, len);
-    bool full = f->n_waiting == f->max_waiting, enters = !full || make_room(f, w);
-    if (enters) {
-        uint64_t least = least_waiting(f);
-        if (!w->n_waiting && w->n_served < least)
-            w->n_served = least;
+    uint32_t n_displaced = f->n_displaced;
+    int err = p->resumed ? enter_resumed(f, p) : enter_new(f, p, w);
+    if (!err) {
         w->n_requests++;
-        w->n_waiting++;
-        f->waiting[f->n_waiting++] = p;
-        *p = (struct flows_place){(uint32_t)(w - f->v), FLOWS_WAITING};
+        p->flow = (uint32_t)(w - f->v);
+        p->state = FLOWS_WAITING;
     }
+    *ret_n_displaced = f->n_displaced - n_displaced;
     pthread_mutex_unlock(&f->mu);
-    *ret_displaces = full && enters;
-    return enters ? 0
-                  : fail(-EAGAIN, "the queue is full: %u requests wait already", f->max_waiting);
+    return err;
 }
 
 static void serve(struct flows *f, struct flow *w, uint32_t n)

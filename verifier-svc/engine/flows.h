@@ -8,7 +8,10 @@
  * virtual token counter of Sheng et al. 2024, arXiv:2401.00588.
  *
  * The queue has one limit for all flows. In a full queue a newcomer displaces the newest request of
- * the flow with the most. Its own flow must have fewer, the newcomer included.
+ * the flow with the most. Its own flow must have fewer, the newcomer included. The same holds for
+ * bytes: the flow with the most bytes gives way, possibly several of its requests. Resumed answers,
+ * which another verifier has begun, have separate limits. They take no places of others, are
+ * not displaced, and go before new requests.
  *
  * Threads: any; it has its own lock. */
 #pragma once
@@ -26,23 +29,33 @@ struct flows;
  *                        └──displaced──▶ DISPLACED ──leave──┘    (leave is allowed in each) */
 enum flows_state { FLOWS_NONE, FLOWS_WAITING, FLOWS_STARTED, FLOWS_DISPLACED };
 
-/* The place of a request; starts zeroed. Use flows_state() to read the state. */
+/* The place of a request; starts zeroed, except for `resumed` and `bytes`. Use flows_state() to
+ * read the state. */
 struct flows_place {
     uint32_t flow;
     enum flows_state state;
+    bool resumed; // the request resumes an answer of another verifier
+    size_t bytes; // of memory; 0 if the queue has no limit of bytes
 };
 
-/* max_waiting: requests that may wait; max_started: requests that may have started. -ENOMEM. */
-int flows_new(uint32_t max_waiting, uint32_t max_started, struct flows **ret);
+struct flows_limits {
+    uint32_t waiting; // requests that may wait
+    uint32_t resumed; // resumed answers that may wait beside them
+    uint32_t started; // requests that may have started
+    size_t bytes;     // of requests that wait, and as many of resumed ones; SIZE_MAX: no limit
+};
+
+/* -ENOMEM. */
+int flows_new(const struct flows_limits *limits, struct flows **ret);
 void flows_free(struct flows *f);
 DEFINE_AUTO(struct flows, flows_free)
 
 /* Adds a request to the queue, as the newest. name: at most FLOWS_MAX_NAME bytes; requests without
- * a name are one flow. *ret_displaces: another request was displaced for it. -EAGAIN, with text:
- * the queue is full, and no flow has more requests than this one would have. The same if too many
- * displaced requests have not left yet. */
+ * a name are one flow. *ret_n_displaced: requests that were displaced for it. -EAGAIN, with text:
+ * the queue is full, and no flow has more than this one would have. The same if too many
+ * displaced requests have not left yet, or too many resumed answers wait. */
 int flows_enter(struct flows *f, struct flows_place *p, const void *name, size_t len,
-                bool *ret_displaces);
+                uint32_t *ret_n_displaced);
 /* The request starts: counts n tokens of its prompt, at least 1. False: it was displaced. */
 bool flows_start(struct flows *f, struct flows_place *p, uint32_t n);
 /* Counts n more tokens that the request was served. */
@@ -56,8 +69,8 @@ struct flows_turn {
     const struct flows_place *place; // in FLOWS_WAITING, unless `first`
     uint32_t index;                  // by arrival; ties go to the lower one
     uint32_t n_tokens;               // expected cost, which delays the flow's next requests
-    bool first;                      // before all others: it has started, and was put back
-    uint64_t at;                     // set by flows_sort()
+    bool first;  // before all others: it was put back after its start, or resumes an answer
+    uint64_t at; // set by flows_sort()
 };
 /* Sorts requests by their turn. They are given in order of arrival. Allocates nothing. */
 void flows_sort(struct flows *f, struct flows_turn *v, uint32_t n);

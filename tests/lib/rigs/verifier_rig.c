@@ -87,6 +87,37 @@ struct answer *answers_new(unsigned n)
     assert_non_null(a);
     return a;
 }
+/* ---- answers that another verifier has begun ---- */
+
+Tandem__V1__ModelInfo *must_get_model(struct rpc_client *c)
+{
+    Tandem__V1__GetModelRequest req = TANDEM__V1__GET_MODEL_REQUEST__INIT;
+    ProtobufCMessage *reply;
+    struct rpc_status st = rpc_unary(c, "/tandem.v1.Verifier/GetModel", NULL, &req.base,
+                                     &tandem__v1__model_info__descriptor, &reply);
+    assert_int_equal(st.code, RPC_OK);
+    return (Tandem__V1__ModelInfo *)reply;
+}
+
+void rest_init(struct rest *c, request *msg, const Tandem__V1__ModelInfo *info,
+               const struct answer *a, unsigned n)
+{
+    tandem__v1__continuation__init(&c->msg);
+    c->msg.fingerprint = info->fingerprint;
+    c->msg.seed = a->seed;
+    c->msg.choices = c->list;
+    c->msg.n_choices = msg->n ? msg->n : 1;
+    assert_true(c->msg.n_choices <= REST_MAX_CHOICES);
+    for (unsigned i = 0; i < c->msg.n_choices; i++) {
+        tandem__v1__choice_so_far__init(&c->choices[i]);
+        c->choices[i].finished = i > 0;
+        c->list[i] = &c->choices[i];
+    }
+    c->choices[0].n_tokens = n;
+    c->choices[0].tokens = (uint32_t *)(uintptr_t)a->ids;
+    msg->continuation = &c->msg;
+}
+
 /* ---- Verify ---- */
 
 static void take_commit(struct verify *v, const Tandem__V1__VerifyCommit *c)

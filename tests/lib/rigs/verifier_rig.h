@@ -39,6 +39,20 @@ struct answer *answers_new(unsigned n);
 /* The target's greedy answer to STORY, up to its end-of-sequence token. */
 const struct answer *story(void);
 
+/* ---- answers that another verifier has begun ---- */
+
+/* The model's description; the caller frees it. */
+Tandem__V1__ModelInfo *must_get_model(struct rpc_client *c);
+/* A continuation with everything that it points to. */
+#define REST_MAX_CHOICES 3
+struct rest {
+    Tandem__V1__Continuation msg;
+    Tandem__V1__ChoiceSoFar choices[REST_MAX_CHOICES], *list[REST_MAX_CHOICES];
+};
+/* The first n tokens of choice 0 are committed; the other choices have finished. */
+void rest_init(struct rest *c, request *msg, const Tandem__V1__ModelInfo *info,
+               const struct answer *a, unsigned n);
+
 /* ---- Verify ---- */
 
 struct verify {

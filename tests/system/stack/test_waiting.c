@@ -17,6 +17,7 @@
 
 #define WITHIN_US 60000000
 #define LOADED 0.42F
+#define QUEUE_LENGTH 5
 #define SLOW "a text that takes long"
 #define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 #define CHAT                                                                                       \
@@ -95,7 +96,8 @@ static struct verifier_service *service;
 static struct rpc_server *server;
 static struct rpc_client *client;
 
-static unsigned max_calls; // of the server; 0: the default
+static unsigned max_calls;                   // of the server; 0: the default
+static unsigned own_role = RPC_ROLE_GATEWAY; // of the client
 
 static void start_verifier(int load_wait_s)
 {
@@ -103,7 +105,7 @@ static void start_verifier(int load_wait_s)
                                         .kv_disk = "",
                                         .k = 5,
                                         .max_sequences = 4,
-                                        .queue_length = 5,
+                                        .queue_length = QUEUE_LENGTH,
                                         .max_batch_rows = 64,
                                         .prefill_chunk = 64,
                                         .max_pass_ms = 100,
@@ -113,7 +115,8 @@ static void start_verifier(int load_wait_s)
                                         .reader_timeout_s = 60,
                                         .load_wait_s = load_wait_s};
     struct rpc_server_options opt = {.max_message = VERIFIER_SERVICE_MAX_MESSAGE, // one thread
-                                     .max_calls = max_calls};
+                                     .max_calls = max_calls,
+                                     .own_role = own_role};
     assert_int_equal(engine_new(&options, &stats, &engine), 0);
     assert_int_equal(verifier_service_new(&options, engine, &stats, &service), 0);
     assert_int_equal(rpc_server_new(&opt, &server), 0);
@@ -153,6 +156,14 @@ static int start_with_two_slots(void **state)
     max_calls = 2;
     start_loading(state);
     max_calls = 0;
+    return 0;
+}
+
+static int start_for_a_client(void **state)
+{
+    own_role = RPC_ROLE_CLIENT;
+    start_loading(state);
+    own_role = RPC_ROLE_GATEWAY;
     return 0;
 }
 
@@ -357,6 +368,88 @@ static void get_model_answers_when_all_slots_are_taken(void **state)
     end(&g[1], RPC_OK, "");
 }
 
+static char id_of(const struct job *j)
+{
+    return (char)((const request *)j->msg)->id.data[0];
+}
+
+/* Starts a call named by a letter. Afterwards the waiting calls must be `turns`, in their order. */
+static struct answer *start_named(struct generation *g, request r, const char *letter,
+                                  const char *turns)
+{
+    r.id = (ProtobufCBinaryData){1, (uint8_t *)letter};
+    struct answer *a = start(g, &r);
+    wait_n_jobs((uint32_t)strlen(turns));
+    char seen[8] = "";
+    size_t n = 0;
+    pthread_mutex_lock(&service->mu);
+    for (const struct job *j = service->jobs; j && n < sizeof(seen) - 1; j = j->next)
+        seen[n++] = id_of(j);
+    pthread_mutex_unlock(&service->mu);
+    assert_string_equal(seen, turns);
+    return a;
+}
+
+/* A full queue of requests whose ids are 0 to 4. */
+static void fill_queue(struct generation *g, struct answer **a)
+{
+    request r = prompt_of("Once", 4);
+    for (unsigned i = 0; i < QUEUE_LENGTH; i++) {
+        r.id = (ProtobufCBinaryData){1, (uint8_t *)&"01234"[i]};
+        a[i] = start(&g[i], &r);
+        wait_n_jobs(i + 1);
+    }
+}
+
+/* An answer that a verifier with another fingerprint has begun. */
+static request resumed_of(Tandem__V1__Continuation *c)
+{
+    static Tandem__V1__ChoiceSoFar choice = TANDEM__V1__CHOICE_SO_FAR__INIT;
+    static Tandem__V1__ChoiceSoFar *choices[] = {&choice};
+    tandem__v1__continuation__init(c);
+    c->n_choices = 1;
+    c->choices = choices;
+    request r = prompt_of("Once", 4);
+    r.continuation = c;
+    return r;
+}
+
+static void a_full_queue_has_places_for_resumed_answers(void **state)
+{
+    (void)state;
+    enum { N = QUEUE_LENGTH };
+    struct generation g[N + 1];
+    struct answer *a[N + 1];
+    Tandem__V1__Continuation c;
+    request r = resumed_of(&c);
+    fill_queue(g, a);
+    a[N] = start_named(&g[N], r, "r", "r01234"); // it is the next one
+    gate_close(&load_gate, false);
+    end(&g[N], RPC_FAILED_PRECONDITION, "another fingerprint"); // it was tried
+    for (unsigned i = 0; i < N; i++)
+        end(&g[i], RPC_OK, "");
+    for (unsigned i = 0; i <= N; i++)
+        free(a[i]);
+}
+
+static void a_client_cannot_pass_the_queue_with_continuations(void **state)
+{
+    (void)state;
+    enum { N = QUEUE_LENGTH };
+    struct generation g[N + 1];
+    struct answer *a[N + 1];
+    Tandem__V1__Continuation c;
+    request r = resumed_of(&c);
+    fill_queue(g, a);
+    a[N] = start(&g[N], &r);
+    end(&g[N], RPC_RESOURCE_EXHAUSTED, "the queue is full: 5 requests wait already");
+    gate_close(&load_gate, false);
+    for (unsigned i = 0; i < N; i++)
+        end(&g[i], RPC_OK, "");
+    for (unsigned i = 0; i <= N; i++)
+        free(a[i]);
+}
+
 static void waiting_requests_are_bounded_in_bytes(void **state)
 {
     (void)state;
@@ -370,15 +463,43 @@ static void waiting_requests_are_bounded_in_bytes(void **state)
     wait_n_jobs(N);
     a[N] = start(&g[N], &r);
     end(&g[N], RPC_RESOURCE_EXHAUSTED, "the queue is full: 64 MiB of requests wait already");
+    free(a[N]);
     for (unsigned i = 0; i < N; i++) {
         rpc_stream_cancel(g[i].stream);
         end(&g[i], RPC_CANCELLED, "");
     }
     wait_n_jobs(0);
-    pthread_mutex_lock(&service->mu);
-    size_t bytes = service->job_bytes;
-    pthread_mutex_unlock(&service->mu);
-    assert_int_equal(bytes, 0);
+    a[N] = start(&g[N], &r); // all bytes are free again
+    wait_n_jobs(1);
+    rpc_stream_cancel(g[N].stream);
+    end(&g[N], RPC_CANCELLED, "");
+    for (unsigned i = 0; i <= N; i++)
+        free(a[i]);
+}
+
+static void a_queue_full_of_bytes_has_a_place_for_another_flow(void **state)
+{
+    (void)state;
+    enum { N = 4, LEN = 15 << 20 };
+    struct generation g[N + 1];
+    struct answer *a[N + 1];
+    AUTO(mem_free) char *text = calloc(1, LEN);
+    request r = prompt_of(text, LEN);
+    for (unsigned i = 0; i < N; i++) {
+        a[i] = start(&g[i], &r);
+        wait_n_jobs(i + 1);
+    }
+    r.flow = (ProtobufCBinaryData){5, (uint8_t *)"other"};
+    a[N] = start(&g[N], &r);
+    end(&g[N - 1], RPC_RESOURCE_EXHAUSTED, ENGINE_DISPLACED); // the newest of the other flow
+    wait_n_jobs(N);
+    for (unsigned i = 0; i <= N; i++) {
+        if (i == N - 1)
+            continue;
+        rpc_stream_cancel(g[i].stream);
+        end(&g[i], RPC_CANCELLED, "");
+    }
+    wait_n_jobs(0);
     for (unsigned i = 0; i <= N; i++)
         free(a[i]);
 }
@@ -401,7 +522,7 @@ static void waiting_requests_are_counted_with_their_size_in_memory(void **state)
     AUTO(mem_free) struct answer *a = start(&g, &r);
     wait_n_jobs(1);
     pthread_mutex_lock(&service->mu);
-    assert_true(service->job_bytes >= N * sizeof(bias));
+    assert_true(service->jobs->place.bytes >= N * sizeof(bias));
     pthread_mutex_unlock(&service->mu);
     gate_close(&load_gate, false);
     end(&g, RPC_INVALID_ARGUMENT, "");
@@ -499,28 +620,6 @@ static void tokenizing_a_long_text_delays_no_stream(void **state)
     assert_int_equal(next->n, 1000);
 }
 
-static char id_of(const struct job *j)
-{
-    return (char)((const request *)j->msg)->id.data[0];
-}
-
-/* Starts a call named by a letter. Afterwards the waiting calls must be `turns`, in their order. */
-static struct answer *start_named(struct generation *g, request r, const char *letter,
-                                  const char *turns)
-{
-    r.id = (ProtobufCBinaryData){1, (uint8_t *)letter};
-    struct answer *a = start(g, &r);
-    wait_n_jobs((uint32_t)strlen(turns));
-    char seen[8] = "";
-    size_t n = 0;
-    pthread_mutex_lock(&service->mu);
-    for (const struct job *j = service->jobs; j && n < sizeof(seen) - 1; j = j->next)
-        seen[n++] = id_of(j);
-    pthread_mutex_unlock(&service->mu);
-    assert_string_equal(seen, turns);
-    return a;
-}
-
 static void short_texts_pass_long_ones_for_a_limited_time(void **state)
 {
     (void)state;
@@ -599,7 +698,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(get_model_answers_when_all_slots_are_taken,
                                         start_with_two_slots, stop_verifier),
         LOADING(a_full_queue_has_a_place_for_another_flow),
+        LOADING(a_full_queue_has_places_for_resumed_answers),
+        cmocka_unit_test_setup_teardown(a_client_cannot_pass_the_queue_with_continuations,
+                                        start_for_a_client, stop_verifier),
         LOADING(waiting_requests_are_bounded_in_bytes),
+        LOADING(a_queue_full_of_bytes_has_a_place_for_another_flow),
         LOADING(waiting_requests_are_counted_with_their_size_in_memory),
         LOADING(the_gateway_waits_for_the_model),
         LOADING(the_gateway_waits_for_one_model_while_another_is_ready),

@@ -7,6 +7,7 @@
 #include "lib/rigs/verifier_rig.h"
 
 #define N_TOKENS 24
+<<<<<<< HEAD
 #define N_CHOICES_MAX 3
 
 /* A continuation with everything that it points to. */
@@ -44,12 +45,15 @@ static void rest_init(struct rest *c, request *msg, const Tandem__V1__ModelInfo 
     c->choices[0].tokens = (uint32_t *)(uintptr_t)a->ids;
     msg->continuation = &c->msg;
 }
+=======
+#define N_CHOICES 3
+>>>>>>> w-queue
 
 /* The continuation from token n on must be the end of the whole answer. */
 static void must_continue(const request *whole, const struct answer *want, unsigned n)
 {
     AUTO(mem_free) struct answer *a = answers_new(1);
-    Tandem__V1__ModelInfo *info = model();
+    Tandem__V1__ModelInfo *info = must_get_model(client);
     request msg = *whole;
     struct rest c;
     rest_init(&c, &msg, info, want, n);
@@ -142,7 +146,7 @@ static void finished_choices_get_no_events(void **state)
     (void)state;
     struct wish w;
     wish_all(&w);
-    w.msg.n = N_CHOICES_MAX;
+    w.msg.n = N_CHOICES;
     must_continue_anywhere(&w.msg);
 }
 
@@ -165,7 +169,7 @@ static void what_does_not_fit_is_refused(void **state)
 {
     (void)state;
     AUTO(mem_free) struct answer *a = answers_new(1);
-    Tandem__V1__ModelInfo *info = model();
+    Tandem__V1__ModelInfo *info = must_get_model(client);
     struct wish w;
     struct rest c;
     assert_true(info->continues);

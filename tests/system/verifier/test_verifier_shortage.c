@@ -38,6 +38,47 @@ static void a_full_queue_refuses_the_next_request(void **state)
     service_stop(&s);
 }
 
+static void a_full_queue_has_a_place_for_a_resumed_answer(void **state)
+{
+    (void)state;
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {"--model", MODEL, "--max-sequences", "1", "--queue-length",
+                                       "1",       NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0); // the own user: a gateway
+    struct wish w, begun;
+    struct rest rest;
+    struct generation g[3];
+    AUTO(mem_free) struct answer *a = answers_new(4);
+    Tandem__V1__ModelInfo *info = must_get_model(c);
+    wish_init(&begun, STORY, 20);
+    begun.msg.ignore_eos = true;
+    generation_run(c, &begun.msg, &a[3]);
+    rest_init(&rest, &begun.msg, info, &a[3], 10);
+    wish_init(&w, STORY, 1000);
+    w.msg.ignore_eos = true;
+    generation_start(&g[0], c, &w.msg, &a[0]);
+    generation_wait_tokens(&g[0], 1);
+    generation_start(&g[1], c, &w.msg, &a[1]);
+    wait_requests(c, 1, 1);
+    must_refuse(c, &w.msg, RPC_RESOURCE_EXHAUSTED, "the queue is full: 1 requests wait already");
+    generation_start(&g[2], c, &begun.msg, &a[2]);
+    wait_requests(c, 1, 2);
+    rpc_stream_cancel(g[0].stream);
+    generation_end(&g[0]);
+    generation_end(&g[2]); // runs before the request that waits longer
+    assert_int_equal(g[2].status.code, RPC_OK);
+    assert_int_equal(a[2].n, 10);
+    assert_memory_equal(a[2].ids, a[3].ids + 10, 10 * sizeof(*a[2].ids));
+    rpc_stream_cancel(g[1].stream);
+    generation_end(&g[1]);
+    assert_true(a[1].n < 1000);
+    tandem__v1__model_info__free_unpacked(info, NULL);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
 static ProtobufCBinaryData flow_of(const char *name)
 {
     return (ProtobufCBinaryData){strlen(name), (uint8_t *)(uintptr_t)name};
@@ -124,7 +165,7 @@ static void a_full_queue_has_a_place_for_another_flow(void **state)
     generation_start(&another, c, &other.msg, &a[N]);
     generation_end(&g[N - 1]); // the newest of the burst
     assert_int_equal(g[N - 1].status.code, RPC_RESOURCE_EXHAUSTED);
-    assert_non_null(strstr(g[N - 1].status.text, "most of its requests are of your key"));
+    assert_non_null(strstr(g[N - 1].status.text, "your key has the largest part"));
     assert_true(metric_of(c, "tandem_request_refused_total") == 2);
     assert_true(metric_of(c, "tandem_request_failed_total") == 0);
     rpc_stream_cancel(g[0].stream);
@@ -387,6 +428,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_full_queue_refuses_the_next_request),
+        cmocka_unit_test(a_full_queue_has_a_place_for_a_resumed_answer),
         cmocka_unit_test(a_burst_of_one_flow_does_not_starve_another),
         cmocka_unit_test(a_full_queue_has_a_place_for_another_flow),
         cmocka_unit_test(preemption_in_a_small_pool_changes_no_answer),

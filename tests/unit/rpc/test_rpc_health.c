@@ -34,15 +34,14 @@ static void watcher_message(void *user, struct rpc_msg *msg)
     rpc_tally_message(&w->t, msg);
 }
 
-static struct rpc_stream *start_watch(struct rpc_rig *r, const char *service, struct watcher *w)
+static struct rpc_stream *start_watch(struct rpc_client *c, const char *service, struct watcher *w)
 {
     static const struct rpc_events events = {.on_message = watcher_message,
                                              .on_end = rpc_tally_end};
     Grpc__Health__V1__HealthCheckRequest req = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
     req.service = (char *)(uintptr_t)service;
     *w = (struct watcher){0};
-    struct rpc_stream *s =
-        rpc_stream_new(r->client, "/grpc.health.v1.Health/Watch", NULL, &events, w);
+    struct rpc_stream *s = rpc_stream_new(c, "/grpc.health.v1.Health/Watch", NULL, &events, w);
     rpc_stream_send(s, rpc_pack(&req.base));
     rpc_stream_close(s);
     return s;
@@ -52,8 +51,9 @@ static void watchers_of_health_are_notified(void **state)
 {
     struct rpc_rig *r = *state;
     struct watcher known, unknown, cancelled;
-    struct rpc_stream *a = start_watch(r, "test", &known), *b = start_watch(r, "other", &unknown);
-    struct rpc_stream *c = start_watch(r, "test", &cancelled);
+    struct rpc_stream *a = start_watch(r->client, "test", &known),
+                      *b = start_watch(r->client, "other", &unknown);
+    struct rpc_stream *c = start_watch(r->client, "test", &cancelled);
     rpc_rig_await(&known.t.messages, 1);
     rpc_rig_await(&unknown.t.messages, 1);
     rpc_rig_await(&cancelled.t.messages, 1);
@@ -79,14 +79,18 @@ static void watchers_of_health_are_notified(void **state)
 
 static void watchers_are_limited(void **state)
 {
+    enum { EACH = RPC_DURING_DRAIN_CONNECTION_MAX };
     struct rpc_rig *r = *state;
     static struct watcher w[RPC_HEALTH_MAX_WATCHES], last;
     struct rpc_stream *all[RPC_HEALTH_MAX_WATCHES];
+    struct rpc_client *clients[RPC_HEALTH_MAX_WATCHES / EACH]; // each has one connection
     for (unsigned i = 0; i < RPC_HEALTH_MAX_WATCHES; i++) {
-        all[i] = start_watch(r, "test", &w[i]);
+        if (i % EACH == 0)
+            assert_int_equal(rpc_client_new(r->target, NULL, &clients[i / EACH]), 0);
+        all[i] = start_watch(clients[i / EACH], "test", &w[i]);
         rpc_rig_await(&w[i].t.messages, 1);
     }
-    struct rpc_stream *over = start_watch(r, "test", &last);
+    struct rpc_stream *over = start_watch(r->client, "test", &last);
     rpc_rig_await(&last.t.ends, 1);
     assert_int_equal(last.t.status.code, RPC_RESOURCE_EXHAUSTED);
     assert_non_null(strstr(last.t.status.text, "too many calls watch"));
@@ -97,6 +101,8 @@ static void watchers_are_limited(void **state)
         rpc_rig_await(&w[i].t.ends, 1);
         rpc_stream_free(all[i]);
     }
+    for (unsigned i = 0; i < ARRAY_LEN(clients); i++)
+        rpc_client_free(clients[i]);
 }
 
 static void a_watcher_of_a_stopping_server_is_ended(void **state)
@@ -104,7 +110,7 @@ static void a_watcher_of_a_stopping_server_is_ended(void **state)
     struct rpc_rig *r = *state;
     struct watcher late;
     rpc_health_stop(r->health);
-    struct rpc_stream *s = start_watch(r, "test", &late);
+    struct rpc_stream *s = start_watch(r->client, "test", &late);
     rpc_rig_await(&late.t.ends, 1);
     assert_int_equal(late.status[0], NOT_SERVING);
     assert_int_equal(late.t.status.code, RPC_UNAVAILABLE);

@@ -63,18 +63,24 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* A request with n tokens of a topic comes. */
-static struct seq *come(struct engine *e, unsigned topic, uint32_t n)
+/* A request with n tokens of a topic comes. resumed: a gateway resumes its answer. */
+static struct seq *come_as(struct engine *e, unsigned topic, uint32_t n, bool resumed)
 {
     struct topic w;
     topic_init(&w, topic, n);
     struct seq *s = topic_request(&w, tok, 2000)->seqs[0];
     s->id = s->order = ++e->next_order;
-    bool displaces;
+    s->req->place.resumed = resumed;
+    uint32_t n_displaced;
     assert_int_equal(
-        flows_enter(e->flows, &s->req->place, s->req->flow, s->req->flow_len, &displaces), 0);
+        flows_enter(e->flows, &s->req->place, s->req->flow, s->req->flow_len, &n_displaced), 0);
     seq_list_add(&e->waiting, s);
     return s;
+}
+
+static struct seq *come(struct engine *e, unsigned topic, uint32_t n)
+{
+    return come_as(e, topic, n, false);
 }
 
 /* The large request waits for one of two reasons, which alternate. Its prompt shares a prefix that
@@ -144,6 +150,16 @@ static void a_lack_of_memory_fails_one_request_only(void **state)
     assert_int_equal(second->state, SEQ_RUNNING);
     assert_int_equal(e->waiting.n, 0);
     request_drop(first->req);
+}
+
+/* It starts although older requests wait, which it leaves no blocks for. */
+static void a_resumed_answer_starts_before_new_requests(void **state)
+{
+    struct engine *e = *state;
+    struct seq *older = come(e, 1, 600), *resumed = come_as(e, 2, 600, true);
+    admit_waiting(e);
+    assert_int_equal(resumed->state, SEQ_RUNNING);
+    assert_int_equal(older->state, SEQ_WAITING);
 }
 
 /* A request comes whose answer has n tokens already. */
@@ -235,6 +251,7 @@ int main(void)
         TEST(a_request_that_waits_for_a_prefix_is_passed_by_all),
         TEST(a_prefix_of_another_tenant_is_not_waited_for),
         TEST(a_lack_of_memory_fails_one_request_only),
+        TEST(a_resumed_answer_starts_before_new_requests),
         LARGE(a_long_answer_is_replayed_in_several_turns),
         LARGE(several_answers_share_the_tokens_of_a_turn),
         LARGE(a_replay_that_is_cancelled_leaves_nothing),

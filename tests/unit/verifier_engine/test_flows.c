@@ -23,7 +23,8 @@ static int set_up(void **state)
 {
     struct world *w = calloc(1, sizeof(*w));
     assert_non_null(w);
-    assert_int_equal(flows_new(8, 8, &w->flows), 0);
+    const struct flows_limits limits = {.waiting = 8, .resumed = 3, .started = 8, .bytes = 100};
+    assert_int_equal(flows_new(&limits, &w->flows), 0);
     *state = w;
     return 0;
 }
@@ -36,18 +37,24 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* A request comes; its name's first letter is the flow. 0; 1: it displaces another; -EAGAIN. */
-static int come(struct world *w, const char *name, uint32_t tokens)
+/* A request comes; its name's first letter is the flow. "+" in its name: it resumes an answer.
+ * n: it displaces n others; -EAGAIN. */
+static int come_with(struct world *w, const char *name, uint32_t tokens, size_t bytes)
 {
-    uint32_t i = w->n;
-    bool displaces;
-    int err = flows_enter(w->flows, &w->places[i], name, 1, &displaces);
+    uint32_t i = w->n, n_displaced;
+    w->places[i] = (struct flows_place){.resumed = strchr(name, '+') != NULL, .bytes = bytes};
+    int err = flows_enter(w->flows, &w->places[i], name, 1, &n_displaced);
     if (err < 0)
         return err;
     snprintf(w->names[i], sizeof(w->names[i]), "%s", name);
     w->tokens[i] = tokens;
     w->n++;
-    return displaces;
+    return (int)n_displaced;
+}
+
+static int come(struct world *w, const char *name, uint32_t tokens)
+{
+    return come_with(w, name, tokens, 0);
 }
 
 static uint32_t place_of(const struct world *w, const char *name)
@@ -74,7 +81,8 @@ static uint32_t turns_of(struct world *w, struct flows_turn *turns)
     uint32_t n = 0;
     for (uint32_t i = 0; i < w->n; i++) {
         if (flows_state(w->flows, &w->places[i]) == FLOWS_WAITING || w->put_back[i])
-            turns[n++] = (struct flows_turn){&w->places[i], i, w->tokens[i], w->put_back[i], 0};
+            turns[n++] = (struct flows_turn){&w->places[i], i, w->tokens[i],
+                                             w->put_back[i] || w->places[i].resumed, 0};
     }
     flows_sort(w->flows, turns, n);
     return n;
@@ -251,6 +259,89 @@ static void a_full_queue_displaces_the_newest_of_the_most(void **state)
     assert_string_equal(run_all(w, 0), "a1 b1 c1 a2 b2 c2 a3 b3");
 }
 
+static void a_full_queue_has_places_for_resumed_answers(void **state)
+{
+    struct world *w = *state;
+    for (const char *name = "a1\0a2\0a3\0a4\0a5\0a6\0a7\0a8\0"; *name; name += 3)
+        assert_int_equal(come(w, name, 10), 0);
+    for (const char *name = "a+1\0a+2\0b+3\0"; *name; name += 4)
+        assert_int_equal(come(w, name, 10), 0); // nobody gives way
+    assert_int_equal(come(w, "c+4", 10), -EAGAIN);
+    assert_non_null(strstr(fail_text(), "the queue is full: 3 resumed answers wait already"));
+    for (const char *name = "c1\0c2\0c3\0"; *name; name += 3)
+        assert_int_equal(come(w, name, 10), 1);
+    for (uint32_t i = 0; i < w->n; i++) { // a new request gives way, a resumed one never
+        if (w->places[i].resumed)
+            assert_int_equal(flows_state(w->flows, &w->places[i]), FLOWS_WAITING);
+    }
+    assert_int_equal(come(w, "a9", 10), -EAGAIN); // each has its own limit
+    end(w, "a+1");
+    assert_int_equal(come(w, "a9", 10), -EAGAIN);
+    assert_int_equal(come(w, "c+4", 10), 0);
+    assert_int_equal(come(w, "c+5", 10), -EAGAIN);
+}
+
+static enum flows_state state_of(struct world *w, const char *name)
+{
+    return flows_state(w->flows, named(w, name));
+}
+
+static void a_queue_full_of_bytes_displaces_the_newest_of_the_most(void **state)
+{
+    struct world *w = *state;
+    come_with(w, "a1", 10, 30);
+    come_with(w, "a2", 10, 30);
+    come_with(w, "b1", 10, 20);
+    come_with(w, "a3", 10, 20);
+    assert_int_equal(come_with(w, "a4", 10, 1), -EAGAIN); // a has the most
+    assert_non_null(strstr(fail_text(), "MiB of requests wait already"));
+    assert_int_equal(come_with(w, "c1", 10, 10), 1);
+    assert_int_equal(state_of(w, "a3"), FLOWS_DISPLACED);
+    assert_int_equal(come_with(w, "c2", 10, 10), 0);
+    assert_int_equal(come_with(w, "c3", 10, 40), -EAGAIN); // c would have as many as a
+    assert_int_equal(come_with(w, "d1", 10, 31), -EAGAIN); // a2 is not enough, b has less
+    assert_int_equal(state_of(w, "a2"), FLOWS_WAITING);
+    assert_int_equal(come_with(w, "d1", 10, 30), 1);
+    assert_int_equal(state_of(w, "a2"), FLOWS_DISPLACED);
+    assert_string_equal(run_all(w, 0), "a1 b1 c1 d1 c2");
+    assert_int_equal(come_with(w, "e1", 10, 100), 0); // all bytes are free again
+}
+
+static void a_large_request_displaces_several(void **state)
+{
+    struct world *w = *state;
+    for (const char *name = "a1\0a2\0a3\0a4\0a5\0"; *name; name += 3)
+        come_with(w, name, 10, 20);
+    assert_int_equal(come_with(w, "b1", 10, 101), -EAGAIN);
+    assert_int_equal(come_with(w, "b1", 10, 50), 3);
+    assert_int_equal(state_of(w, "a3"), FLOWS_DISPLACED);
+    assert_string_equal(run_all(w, 0), "a1 b1 a2");
+}
+
+static void bytes_of_resumed_answers_have_a_limit_of_their_own(void **state)
+{
+    struct world *w = *state;
+    assert_int_equal(come_with(w, "a1", 10, 100), 0);
+    assert_int_equal(come_with(w, "a+2", 10, 90), 0);
+    assert_int_equal(come_with(w, "b+3", 10, 11), -EAGAIN);
+    assert_non_null(strstr(fail_text(), "MiB of resumed answers wait already"));
+    end(w, "a+2");
+    assert_int_equal(come_with(w, "b+3", 10, 100), 0);
+    assert_int_equal(state_of(w, "a1"), FLOWS_WAITING);
+}
+
+static void resumed_answers_are_first(void **state)
+{
+    struct world *w = *state;
+    come(w, "a1", 10);
+    come(w, "b1", 10);
+    come(w, "b+2", 100);
+    come(w, "b+3", 100);
+    come(w, "a+4", 100);
+    /* Their flows take turns among them, and pay for them. */
+    assert_string_equal(run_all(w, 0), "b+2 a+4 b+3 a1 b1");
+}
+
 static void displaced_requests_are_bounded_until_they_leave(void **state)
 {
     struct world *w = *state;
@@ -292,13 +383,13 @@ static void a_request_that_leaves_gives_its_place_back(void **state)
 static void names_without_end_take_no_memory(void **state)
 {
     struct world *w = *state;
-    bool displaces;
+    uint32_t n_displaced;
     come(w, "a1", 10);
     come(w, "a2", 10);
     assert_string_equal(start(w), "a1");
     for (uint32_t i = 0; i < 10000; i++) {
         struct flows_place p = {0};
-        assert_int_equal(flows_enter(w->flows, &p, &i, sizeof(i), &displaces), 0);
+        assert_int_equal(flows_enter(w->flows, &p, &i, sizeof(i), &n_displaced), 0);
         assert_true(flows_start(w->flows, &p, 1 + i % 7));
         flows_leave(w->flows, &p);
     }
@@ -314,11 +405,12 @@ static void many_requests_are_sorted(void **state)
     AUTO(flows_free) struct flows *f = NULL;
     static struct flows_place p[N];
     static struct flows_turn v[N];
-    bool displaces;
-    assert_int_equal(flows_new(N, 1, &f), 0);
+    uint32_t n_displaced;
+    const struct flows_limits limits = {.waiting = N, .started = 1, .bytes = SIZE_MAX};
+    assert_int_equal(flows_new(&limits, &f), 0);
     for (uint32_t i = 0; i < N; i++) {
         uint32_t flow = i * i % 23;
-        assert_int_equal(flows_enter(f, &p[i], &flow, sizeof(flow), &displaces), 0);
+        assert_int_equal(flows_enter(f, &p[i], &flow, sizeof(flow), &n_displaced), 0);
         v[i] = (struct flows_turn){&p[i], i, 1 + i * 7 % 31, false, 0};
     }
     flows_sort(f, v, N);
@@ -341,6 +433,11 @@ int main(void)
         TEST(a_burst_is_paid_although_its_queue_was_empty_in_between),
         TEST(put_back_requests_are_first),
         TEST(a_full_queue_displaces_the_newest_of_the_most),
+        TEST(a_full_queue_has_places_for_resumed_answers),
+        TEST(resumed_answers_are_first),
+        TEST(a_queue_full_of_bytes_displaces_the_newest_of_the_most),
+        TEST(a_large_request_displaces_several),
+        TEST(bytes_of_resumed_answers_have_a_limit_of_their_own),
         TEST(displaced_requests_are_bounded_until_they_leave),
         TEST(a_request_that_leaves_gives_its_place_back),
         TEST(names_without_end_take_no_memory),
