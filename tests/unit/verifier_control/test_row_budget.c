@@ -317,7 +317,9 @@ static void requests_follow_the_documented_steps(void **state)
         struct plain plain;
         struct row_budget g;
         plain_best(&w->c, &r, w->items, n, &plain, &limit);
+        world_guard(w, n);
         assert_int_equal(row_budget_best(&w->c, &r, w->items, n, &g), limit);
+        world_unguard(w, n);
         for (uint32_t i = 0; i < n; i++)
             assert_int_equal(w->items[i].nodes, plain.nodes[i]);
         must_be(w->c.expected_wait_us, g.wait_us);
@@ -366,7 +368,9 @@ static void present_drafts_follow_the_documented_steps(void **state)
         }
         struct plain plain = plain_rows(&w->c, &r, w->items, n, may, DRAFT_MAX_NODES,
                                         w->c.expected_wait_us, over_bends ? 0.9 : 1);
+        world_guard(w, n);
         row_budget_drafts(&w->c, &r, w->items, n, over_bends);
+        world_unguard(w, n);
         for (uint32_t i = 0; i < n; i++)
             assert_int_equal(w->items[i].nodes, plain.nodes[i]);
     }
