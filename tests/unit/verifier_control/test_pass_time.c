@@ -356,7 +356,8 @@ static void each_pass_moves_the_model_by_the_formulas(void **state)
     struct pass_time plain = c;
     for (unsigned i = 0; i < 200; i++) {
         struct pass_time_work pass = {.drafted = i / 3 % 2};
-        pass_time_add(&pass, rows[i % ARRAY_LEN(rows)], i % 4 ? 100 * (i % 5) : 0);
+        static const uint32_t contexts[] = {0, 1, 100, 0, 1000, 300};
+        pass_time_add(&pass, rows[i % ARRAY_LEN(rows)], contexts[i % ARRAY_LEN(contexts)]);
         double us = plain_us(&plain, &pass) * (0.3 + 0.3 * (i * 5 % 8));
         pass_time_seen(&c, &pass, us);
         plain_seen(&plain, &pass, us);

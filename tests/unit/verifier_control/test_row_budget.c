@@ -290,7 +290,9 @@ static struct control_world *random_world(uint64_t *seed, struct control_round *
         float path = 1;
         *v = (struct control_item){.proposer = draw_below(seed, 4),
                                    .context = draw_below(seed, 4000),
-                                   .considered = draw_below(seed, 21)};
+                                   .considered = draw_below(seed, 21),
+                                   .nodes = 3,
+                                   .best_nodes = 7}; // of an earlier round
         pass_time_add(&r->pass, 1, v->context);
         float rate = 0.2f + 0.079f * (float)draw_below(seed, 11);
         for (uint32_t k = 0; k < v->considered; k++)
