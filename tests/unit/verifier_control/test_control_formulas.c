@@ -141,6 +141,18 @@ static void the_sums_of_a_sequence_fade_per_draft(void **state)
     must_be(s->ema, ema);
 }
 
+static void of_equal_siblings_only_the_first_is_accepted(void **state)
+{
+    (void)state;
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+    const struct draft d = {
+        .n = 2, .tokens = {2, 2}, .parents = {-1, -1}, .survival = {1, 1}, .tree = true};
+    control_seen(&w->c, &w->seqs[0], 0, &d, 2, (uint32_t[]){2, 5}, 2);
+    must_be(w->seqs[0].accepted, 1);
+    must_be(w->c.proposers[0].accept_rate.all[0].accepted, 0.99);
+    must_be(w->c.proposers[0].accept_rate.all[0].tried, 1.99);
+}
+
 static void the_acceptance_of_all_rounds_has_weight_a_tenth(void **state)
 {
     (void)state;
@@ -408,25 +420,25 @@ static unsigned round_of_all(struct control_world *w, const struct row_budget *g
         assert_true(n < 20000000);
         exploration_begin_round(&w->c);
         if (!exploration_all(&w->c, &alone, w->items, 3, g)) {
-            assert_true(!w->seqs[0].trying && w->c.proposers[0].n_tries == 8);
+            assert_true(!w->seqs[0].trying && w->c.proposers[1].n_tries == 8);
             continue;
         }
         assert_true(w->seqs[0].trying && w->seqs[2].trying && !w->seqs[1].trying);
         assert_true(w->seqs[0].since_try == 0 && w->seqs[1].since_try == 5);
-        assert_true(w->c.since_all == 0 && w->c.proposers[0].n_tries == 9);
-        assert_int_equal(w->c.proposers[1].n_tries, 8); // none of its items has tokens
+        assert_true(w->c.since_all == 0 && w->c.proposers[1].n_tries == 9);
+        assert_int_equal(w->c.proposers[0].n_tries, 8); // none of its items has tokens
         return n;
     }
 }
 
-/* Items 0 and 2 have two tokens of proposer 0, item 1 has none. */
+/* Items 0 and 2 have two tokens of proposer 1. Item 1 has none of proposer 0. */
 static struct control_world *world_of_three(void)
 {
     struct control_world *w = tries_of(10, 30, 5);
-    w->c.proposers[1].n_tries = 8;
+    w->c.proposers[1] = w->c.proposers[0];
     for (unsigned i = 0; i < 3; i++)
         w->items[i] = (struct control_item){
-            .s = &w->seqs[i], .proposer = i % 2, .allowed = 16, .nodes = i == 1 ? 0 : 2};
+            .s = &w->seqs[i], .proposer = i != 1, .allowed = 16, .nodes = i == 1 ? 0 : 2};
     w->seqs[1].since_try = 4;
     return w;
 }
@@ -501,6 +513,7 @@ int main(void)
         cmocka_unit_test(empty_answers_have_an_average_of_their_own),
         cmocka_unit_test(answers_of_a_round_count_with_their_largest_numbers),
         cmocka_unit_test(the_sums_of_a_sequence_fade_per_draft),
+        cmocka_unit_test(of_equal_siblings_only_the_first_is_accepted),
         cmocka_unit_test(the_acceptance_of_all_rounds_has_weight_a_tenth),
         cmocka_unit_test(the_excess_of_a_pass_is_charged_up_to_eight_times),
         cmocka_unit_test(a_request_has_these_chances_of_survival),
