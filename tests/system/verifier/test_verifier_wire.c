@@ -304,7 +304,7 @@ static void the_stop_string_that_ended_an_answer_is_named(void **state)
 
 /* ---- Verify ---- */
 
-/* `open` and a draft at once: the draft waits until the stream is open. */
+/* Sends both without a pause: the second message waits until the stream is open. */
 static void verify_refuses(const request *open, const Tandem__V1__VerifyRequest *second,
                            enum rpc_code code, const char *sentence)
 {

@@ -142,8 +142,8 @@ static void a_proposer_must_offer_point_or_coupled_drafts(void **state)
 
 /* ---- Rounds ---- */
 
-/* Context tokens 0 to 9 are at the tokens' start; the hint, the draft being verified, the banned
- * ids and the biases follow those that are sent. */
+/* The tokens that are sent begin at index 6. The hint, the draft being verified, the banned ids and
+ * the biases follow them. */
 static struct drafts_entry an_entry(void)
 {
     return (struct drafts_entry){.seq = 7,

@@ -344,7 +344,7 @@ static void memory_is_limited_for_every_block_size(void **state)
     }
 }
 
-/* As kv_disk_new() is told; without a clock, that of the system. */
+/* By the clock of the options, or that of the system. */
 static void a_block_expires_after_its_time_to_live(void **state)
 {
     (void)state;
