@@ -72,6 +72,11 @@ static void texts_have_their_limits(void **state)
     memset(text, 'a', MAX_TEXT + 1);
     tokenize(text, MAX_TEXT + 1, RPC_INVALID_ARGUMENT,
              "the text has 8388609 bytes, at most 8388608 are allowed");
+    for (size_t i = 0; i < MAX_TEXT; i += 4)
+        memcpy(text + i, " the", 4);
+    Tandem__V1__TokenizeReply *most = tokenize(text, MAX_TEXT, RPC_OK, "");
+    assert_int_equal(most->n_ids, MAX_TEXT / 4);
+    tandem__v1__tokenize_reply__free_unpacked(most, NULL);
     tandem__v1__tokenize_reply__free_unpacked(tokenize("", 0, RPC_OK, ""), NULL);
 
     uint32_t x = token_of("x"), special = token_of("<|assistant|>"); // 13 bytes
@@ -255,6 +260,25 @@ static void what_was_not_requested_is_not_sent(void **state)
         const Tandem__V1__Token *t = e->v[i]->run->tokens[0];
         assert_true(t->logprob == 0 && t->n_top == 0 && t->bytes.len == 0);
     }
+    events_free(e);
+}
+
+/* Its bytes are reported, although it adds no text. */
+static void a_special_token_has_bytes_and_no_text(void **state)
+{
+    (void)state;
+    struct wish w;
+    Tandem__V1__LogitBias bias = TANDEM__V1__LOGIT_BIAS__INIT, *list = &bias;
+    wish_init(&w, STORY, 1);
+    bias.token = token_of("<|user|>");
+    bias.bias = 100;
+    w.sampling.logit_bias = &list;
+    w.sampling.n_logit_bias = 1;
+    w.msg.logprobs = true;
+    struct events *e = events_of(&w.msg);
+    const Tandem__V1__Token *token = e->v[1]->run->tokens[0];
+    assert_true(token->id == bias.token && token->text.len == 0);
+    assert_true(is(token->bytes, "<|user|>"));
     events_free(e);
 }
 
@@ -480,6 +504,7 @@ int main(void)
         cmocka_unit_test(the_model_is_described),
         cmocka_unit_test(an_answer_has_these_events),
         cmocka_unit_test(what_was_not_requested_is_not_sent),
+        cmocka_unit_test(a_special_token_has_bytes_and_no_text),
         cmocka_unit_test(the_prompt_is_echoed_with_the_first_choice),
         cmocka_unit_test(the_stop_string_that_ended_an_answer_is_named),
         cmocka_unit_test(verify_streams_have_one_request),
