@@ -84,6 +84,17 @@ static void empty_answers_have_an_average_of_their_own(void **state)
     must_be(*empty_us, 2880 - 0.2 * 2000);
 }
 
+/* Also if they take less than a microsecond. */
+static void a_short_empty_answer_caps_the_next_one(void **state)
+{
+    (void)state;
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+    control_asked(&w->seqs[0], 0, 0, 1);
+    control_answered(&w->c, &w->seqs[0], 0, 2, 0.5, false);
+    control_answered(&w->c, &w->seqs[0], 0, 2, 100, false);
+    must_be(w->c.proposers[0].empty_us, 0.5 + 0.2 * 7 * 0.5);
+}
+
 /* Of the answers with tokens to one set of requests: the longest k, the largest n and time. */
 static void answers_of_a_round_count_with_their_largest_numbers(void **state)
 {
@@ -511,6 +522,7 @@ int main(void)
         cmocka_unit_test(granted_shares_follow_the_answers),
         cmocka_unit_test(an_endless_prefill_lowers_the_share_of_its_sequence),
         cmocka_unit_test(empty_answers_have_an_average_of_their_own),
+        cmocka_unit_test(a_short_empty_answer_caps_the_next_one),
         cmocka_unit_test(answers_of_a_round_count_with_their_largest_numbers),
         cmocka_unit_test(the_sums_of_a_sequence_fade_per_draft),
         cmocka_unit_test(of_equal_siblings_only_the_first_is_accepted),
