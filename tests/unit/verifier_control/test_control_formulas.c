@@ -311,6 +311,18 @@ static void a_fixed_draft_is_worth_any_prefill(void **state)
     assert_int_equal(w->items[0].nodes, 4);
 }
 
+/* It may have none, for example at the end of its answer. */
+static void a_fixed_draft_without_tokens_is_not_waited_for(void **state)
+{
+    (void)state;
+    struct control_world *w = world_of(CONTROL_GOODPUT, 4, 0, 100, 200);
+    struct control_round r = alone;
+    r.n_fixed = 1;
+    w->items[0] = (struct control_item){.s = &w->seqs[0], .left = 1, .fixed = true};
+    assert_true(control_ask(&w->c, &r, w->items, 1) == 0);
+    assert_int_equal(w->items[0].nodes, 0);
+}
+
 static void every_sequence_gets_the_tokens_of_its_policy(void **state)
 {
     (void)state;
@@ -427,29 +439,32 @@ static void the_next_to_try_is_chosen_in_this_order(void **state)
 /* The round in which a try of all three items is due. */
 static unsigned round_of_all(struct control_world *w, const struct row_budget *g)
 {
+    unsigned p = w->items[0].proposer;
     for (unsigned n = 1;; n++) {
         assert_true(n < 20000000);
         exploration_begin_round(&w->c);
         if (!exploration_all(&w->c, &alone, w->items, 3, g)) {
-            assert_true(!w->seqs[0].trying && w->c.proposers[1].n_tries == 8);
+            assert_true(!w->seqs[0].trying && w->c.proposers[p].n_tries == 8);
             continue;
         }
         assert_true(w->seqs[0].trying && w->seqs[2].trying && !w->seqs[1].trying);
         assert_true(w->seqs[0].since_try == 0 && w->seqs[1].since_try == 5);
-        assert_true(w->c.since_all == 0 && w->c.proposers[1].n_tries == 9);
-        assert_int_equal(w->c.proposers[0].n_tries, 8); // none of its items has tokens
+        assert_true(w->c.since_all == 0 && w->c.proposers[p].n_tries == 9);
+        assert_int_equal(w->c.proposers[!p].n_tries, 8); // none of its items has tokens
         return n;
     }
 }
 
-/* Items 0 and 2 have two tokens of proposer 1. Item 1 has none of proposer 0. */
-static struct control_world *world_of_three(void)
+/* Items 0 and 2 have two tokens of this proposer, 0 or 1. Item 1 has none of the other one. */
+static struct control_world *world_of_three(unsigned proposer)
 {
     struct control_world *w = tries_of(10, 30, 5);
     w->c.proposers[1] = w->c.proposers[0];
     for (unsigned i = 0; i < 3; i++)
         w->items[i] = (struct control_item){
-            .s = &w->seqs[i], .proposer = i != 1, .allowed = 16, .nodes = i == 1 ? 0 : 2};
+            .s = &w->seqs[i], .proposer = proposer, .allowed = 16, .nodes = 2};
+    w->items[1].proposer = !proposer;
+    w->items[1].nodes = 0;
     w->seqs[1].since_try = 4;
     return w;
 }
@@ -459,12 +474,13 @@ static void a_try_of_all_is_due_by_what_it_loses(void **state)
     (void)state;
     /* U - T * none = 160 - 1.5 * 100 = 10 us. The wait is that of the tries, 40 us. */
     const struct row_budget g = {.tokens = 1.5, .us = 160, .wait_us = 40, .n_rows = 2};
-    assert_int_equal(round_of_all(world_of_three(), &g), 25);
+    assert_int_equal(round_of_all(world_of_three(0), &g), 25);
+    assert_int_equal(round_of_all(world_of_three(1), &g), 25);
     const struct row_budget shorter = {.tokens = 1.5, .us = 160, .wait_us = 20, .n_rows = 2};
-    assert_int_equal(round_of_all(world_of_three(), &shorter), 75); // 20 us more
+    assert_int_equal(round_of_all(world_of_three(1), &shorter), 75); // 20 us more
     const struct row_budget better = {.tokens = 1.61, .us = 160, .wait_us = 40, .n_rows = 2};
-    assert_int_equal(round_of_all(world_of_three(), &better), 16);
-    struct control_world *w = world_of_three();
+    assert_int_equal(round_of_all(world_of_three(1), &better), 16);
+    struct control_world *w = world_of_three(1);
     w->items[0].nodes = w->items[2].nodes = 0; // nothing to try
     for (unsigned i = 0; i < 1000; i++) {
         exploration_begin_round(&w->c);
@@ -495,7 +511,7 @@ static unsigned round_of_less(struct control_world *w, uint32_t limit, const str
 static void less_is_due_by_what_it_loses(void **state)
 {
     (void)state;
-    struct control_world *w = world_of_three();
+    struct control_world *w = world_of_three(1);
     /* t0 - n U / T = 100 - 150 / 1.6 = 6.25 us, of 0.002 * 150 = 0.3 us per round: 20.83. */
     const struct row_budget g = {.tokens = 1.6, .us = 150};
     assert_int_equal(round_of_less(w, 10, &g, 0), 21);
@@ -534,6 +550,7 @@ int main(void)
         cmocka_unit_test(the_useful_wait_is_what_drafts_save),
         cmocka_unit_test(a_prefill_must_be_worth_at_most_512_tokens),
         cmocka_unit_test(a_fixed_draft_is_worth_any_prefill),
+        cmocka_unit_test(a_fixed_draft_without_tokens_is_not_waited_for),
         cmocka_unit_test(every_sequence_gets_the_tokens_of_its_policy),
         cmocka_unit_test(a_try_of_one_is_due_by_its_extra_time),
         cmocka_unit_test(the_first_eight_tries_are_due_immediately),
