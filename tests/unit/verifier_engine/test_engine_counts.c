@@ -223,6 +223,9 @@ static void a_plain_request_counts_once(void **state)
                                          [ROWS] = N_PROMPT + N_ANSWER - 1,
                                          [STEPS] = N_ANSWER});
     engine_stop(e);
+    const struct pass_time *t = &e->control.pass_time; // the pass with the prompt does not count
+    assert_true(t->n_all == N_ANSWER - 1 && !t->last_drafted && t->n_seen[0] > 1);
+    assert_true(e->decode_us > 0 && e->prompt_rows == 0);
 }
 
 /* The second request finds the first block of the prompt; the rest of it is no whole block. */
@@ -377,6 +380,7 @@ static void drafts_of_a_client_count_in_its_usage(void **state)
     request_drop(r);
     request_drop(r);
     engine_stop(e);
+    assert_true(e->control.pass_time.last_drafted);
 }
 
 /* ---- drafts of a proposer ---- */
