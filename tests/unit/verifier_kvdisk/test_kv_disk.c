@@ -363,6 +363,23 @@ static void a_block_expires_after_its_time_to_live(void **state)
     kv_disk_free(d, FLUSH_US);
 }
 
+static void limits_that_are_too_small_or_large_are_refused(void **state)
+{
+    (void)state;
+    struct kv_disk *d = NULL;
+    options.store.max_bytes = KV_STORE_MIN_BYTES - 1;
+    assert_int_equal(kv_disk_new(&options, &d), -EINVAL);
+    assert_string_equal(fail_text(), "a KV store needs at least 256 MiB");
+    options.store.max_bytes = KV_STORE_MIN_BYTES;
+    options.store.block_bytes = (16 << 20) + 1;
+    assert_int_equal(kv_disk_new(&options, &d), -EINVAL);
+    assert_string_equal(fail_text(), "a KV block of 16777217 bytes is too large for the KV store, "
+                                     "the maximum is 16777216");
+    assert_null(d);
+    options.store.block_bytes = 16 << 20;
+    kv_disk_free(open_disk(), 0);
+}
+
 int main(void)
 {
     faulty_vfs_init();
@@ -380,6 +397,7 @@ int main(void)
         TEST(a_stop_waits_at_most_the_flush_time),
         TEST(memory_is_limited_for_every_block_size),
         TEST(a_block_expires_after_its_time_to_live),
+        TEST(limits_that_are_too_small_or_large_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
