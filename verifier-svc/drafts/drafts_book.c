@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/err.h"
+#include "base/minmax.h"
 #include "base/rng.h"
 #include "verifier-svc/drafts/drafts_book.h"
 
@@ -204,7 +205,7 @@ uint32_t drafts_book_p90_us(const struct drafts_book *b, uint32_t k)
     /* Without any of this size, use those of the longest drafts. */
     for (unsigned i = N_RTT_KINDS; i-- > 0 && !r->n;)
         r = &b->rtts[i];
-    uint32_t n = r->n < N_RTTS ? r->n : N_RTTS, sorted[N_RTTS];
+    uint32_t n = min_u32(r->n, N_RTTS), sorted[N_RTTS];
     if (!n)
         return RTT_UNKNOWN_US;
     memcpy(sorted, r->us, n * sizeof(*sorted));
@@ -298,7 +299,7 @@ static struct drafts_entry entry_of(const struct known *s, const struct drafts_w
         e.sampling = w->sampling;
         e.ban = w->ban;
         e.ignore_eos = w->ignore_eos;
-        e.n_hint = w->n_hint < DRAFTS_HINT_MAX ? w->n_hint : DRAFTS_HINT_MAX;
+        e.n_hint = min_u32(w->n_hint, DRAFTS_HINT_MAX);
         e.tenant_len = w->tenant_len <= DRAFTS_TENANT_MAX ? (uint32_t)w->tenant_len : 0;
         if (e.tenant_len)
             memcpy(e.tenant, w->tenant, e.tenant_len);
@@ -322,12 +323,11 @@ static enum draft_q_mode q_mode_offered(const struct drafts_book *b, const struc
 static void cut_wish(const struct drafts_book *b, struct drafts_wish *w)
 {
     uint32_t fit = w->q_mode == DRAFT_DENSE ? DRAFTS_DENSE_MAX / b->n_vocab : b->about.k_max;
-    fit = fit < b->about.k_max ? fit : b->about.k_max;
+    fit = min_u32(fit, b->about.k_max);
     if (!w->n_verifying)
-        w->max_nodes = w->max_nodes < fit ? w->max_nodes : fit;
-    uint32_t n_new = w->max_nodes - w->n_verifying;
-    fit = fit < n_new ? fit : n_new;
-    w->max_depth = w->max_depth < fit ? w->max_depth : fit;
+        w->max_nodes = min_u32(w->max_nodes, fit);
+    fit = min_u32(fit, w->max_nodes - w->n_verifying);
+    w->max_depth = min_u32(w->max_depth, fit);
 }
 
 /* True: an answer may arrive this round. */
@@ -519,7 +519,7 @@ static void count_missed(struct drafts_book *b, int64_t *due_us, uint32_t budget
 {
     while (now_us >= *due_us && b->n_faults < DRAFTS_FAULTS_MAX) {
         count_fault(b, "it missed its budgets");
-        *due_us += budget_us > DRAFTS_MISS_AGAIN_US ? budget_us : DRAFTS_MISS_AGAIN_US;
+        *due_us += max_u32(budget_us, DRAFTS_MISS_AGAIN_US);
     }
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/err.h"
+#include "base/minmax.h"
 #include "kernel/kernel.h"
 #include "rpc/rpc.h"
 #include "tandem/v1/protocol.pb-c.h"
@@ -419,7 +420,7 @@ int drafts_check_described(const Tandem__V1__DescribeReply *reply, uint64_t voca
         return fail(-EPROTO, "its k_max is 0");
     memcpy(ret->name, reply->kind.data, reply->kind.len);
     ret->name[reply->kind.len] = 0;
-    ret->k_max = reply->k_max < DRAFT_MAX_NODES ? reply->k_max : DRAFT_MAX_NODES;
+    ret->k_max = min_u32(reply->k_max, DRAFT_MAX_NODES);
     ret->max_context = reply->max_context;
     return 0;
 }

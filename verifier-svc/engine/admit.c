@@ -4,6 +4,7 @@
 #include <string.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/minmax.h"
 #include "verifier-svc/engine/continuation.h"
 #include "verifier-svc/engine/engine_impl.h"
 
@@ -40,8 +41,7 @@ static uint32_t n_seats(const struct seq *s)
 static uint32_t blocks_needed(const struct engine *e, const struct seq *s)
 {
     uint32_t tails = n_seats(s) - 1; // copies of the prompt's last block
-    uint32_t n = seq_blocks(s) + tails, all = kv_n_blocks(e->loaded->run.kv);
-    return n < all ? n : all;
+    return min_u32(seq_blocks(s) + tails, kv_n_blocks(e->loaded->run.kv));
 }
 
 /* Of blocks_needed(), the blocks that running sequences already hold. */
@@ -68,7 +68,7 @@ static uint32_t blocks_available(const struct engine *e)
 /* Cached rows of the prompt. A continued sequence may find rows of its answer, too. */
 static uint32_t cached_prompt(const struct seq *s)
 {
-    return s->n_cached < s->n_prompt ? s->n_cached : s->n_prompt;
+    return min_u32(s->n_cached, s->n_prompt);
 }
 
 static void count_admission(struct engine *e, const struct seq *s, int64_t now_us)
@@ -77,7 +77,7 @@ static void count_admission(struct engine *e, const struct seq *s, int64_t now_u
     metrics_add(e->stats->prompt_tokens, r->n_prompt);
     metrics_add(e->stats->prefix_queries, r->n_prompt);
     uint32_t cached = cached_prompt(s);
-    uint32_t from_disk = s->n_restored < cached ? s->n_restored : cached;
+    uint32_t from_disk = min_u32(s->n_restored, cached);
     metrics_add(e->stats->prefix_hits, cached - from_disk);
     metrics_add(e->stats->disk_hits, from_disk);
     metrics_observe(e->stats->prompt_length, r->n_prompt);
@@ -198,7 +198,7 @@ static bool has_same_tenant(const struct request *a, const struct request *b)
 static uint32_t common_rows(const struct seq *s, const struct seq *r)
 {
     const uint32_t *a = seq_tokens(s), *b = seq_tokens(r);
-    uint32_t n = 0, most = s->n - 1 < r->n ? s->n - 1 : r->n;
+    uint32_t n = 0, most = min_u32(s->n - 1, r->n);
     while (n < most && a[n] == b[n])
         n++;
     return n / KV_BLOCK * KV_BLOCK;

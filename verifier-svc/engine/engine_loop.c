@@ -4,6 +4,7 @@
 #include <string.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/minmax.h"
 #include "base/svc.h"
 #include "verifier-svc/engine/engine_impl.h"
 
@@ -57,8 +58,7 @@ static void count_end(struct engine *e, const struct seq *s, enum seq_end end)
 /* Draft tokens per round that the settings and the request allow. */
 static uint32_t k_allowed(const struct engine *e, const struct request *r)
 {
-    uint32_t k = e->speculates ? e->control.options.k : 0;
-    return r->k_max < k ? r->k_max : k;
+    return e->speculates ? min_u32(r->k_max, e->control.options.k) : 0;
 }
 
 void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct event *ev)

@@ -6,6 +6,7 @@
 #include <string.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/minmax.h"
 #include "base/rng.h"
 #include "tandem/v1/verifier.pb-c.h"
 #include "text/utf8.h"
@@ -77,7 +78,7 @@ static int check_prompt_bytes(size_t len, const struct request_limits *limits)
     if (len > REQUEST_MAX_TEXT)
         return fail(-EMSGSIZE, "the prompt has %zu bytes, at most %u are allowed", len,
                     REQUEST_MAX_TEXT);
-    if (len / PROMPT_SLACK > (uint64_t)limits->context * (longest > 4 ? longest : 4))
+    if (len / PROMPT_SLACK > (uint64_t)limits->context * max_u32(longest, 4))
         return fail(-EINVAL,
                     "the prompt has %zu bytes; the context holds %u tokens of at most %u bytes",
                     len, limits->context, longest);
@@ -276,8 +277,7 @@ static int read_lengths(const message *m, const struct request_limits *limits, s
     if (m->has_max_tokens_case) {
         if (!m->max_tokens)
             return fail(-EINVAL, "max_tokens is 0, at least 1 is needed");
-        if (m->max_tokens < r->max_tokens)
-            r->max_tokens = m->max_tokens;
+        r->max_tokens = min_u32(m->max_tokens, r->max_tokens);
         if (m->min_tokens > m->max_tokens)
             return fail(-EINVAL, "min_tokens is %u, more than max_tokens, which is %u",
                         m->min_tokens, m->max_tokens);
@@ -303,7 +303,7 @@ static int read_shown(const message *m, const struct tok *tok, struct request *r
 
 static int read_answer(const message *m, const struct request_limits *limits, struct request *r)
 {
-    uint32_t max_n = limits->max_sequences < REQUEST_MAX_N ? limits->max_sequences : REQUEST_MAX_N;
+    uint32_t max_n = min_u32(limits->max_sequences, REQUEST_MAX_N);
     r->n = m->n ? m->n : 1;
     if (r->n > max_n)
         return fail(-EINVAL, "n is %u, at most %u choices are allowed", r->n, max_n);
@@ -312,7 +312,7 @@ static int read_answer(const message *m, const struct request_limits *limits, st
                     DIST_MAX_TOP);
     uint32_t n_vocab = tok_n_vocab(limits->tok);
     r->logprobs = m->logprobs || m->top_logprobs;
-    r->n_top = m->top_logprobs < n_vocab ? m->top_logprobs : n_vocab;
+    r->n_top = min_u32(m->top_logprobs, n_vocab);
     r->ignore_eos = m->ignore_eos;
     int err = read_lengths(m, limits, r);
     if (!err)

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/minmax.h"
 #include "verifier-svc/engine/round_impl.h"
 
 /* ---- shared by the steps ---- */
@@ -17,8 +18,7 @@ uint32_t round_draft_allowed(const struct seq *s)
 {
     uint32_t left = seq_left(s) - 1; // the round commits one token of the target's own
     uint32_t most = s->req->verify ? DRAFT_MAX_NODES : s->req->k_max;
-    most = most < DRAFT_MAX_NODES ? most : DRAFT_MAX_NODES;
-    return left < most ? left : most;
+    return min_u32(left, min_u32(most, DRAFT_MAX_NODES));
 }
 
 uint32_t round_unread(const struct seq *s)

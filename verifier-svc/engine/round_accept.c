@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/err.h"
+#include "base/minmax.h"
 #include "verifier-svc/engine/decide.h"
 #include "verifier-svc/engine/round_impl.h"
 
@@ -83,8 +84,7 @@ static void describe_round(const struct seq *s, struct event *ev)
 static void index_rows(struct engine *e, struct seq *s)
 {
     struct kv_root root = seq_root(s);
-    uint32_t n = s->kv.len < s->n ? s->kv.len : s->n;
-    kv_enter(e->loaded->run.kv, &s->kv, &root, s->tokens, n);
+    kv_enter(e->loaded->run.kv, &s->kv, &root, s->tokens, min_u32(s->kv.len, s->n));
 }
 
 /* One step of a sequence whose last committed token is row `last_row` of the pass. */

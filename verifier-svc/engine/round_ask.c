@@ -1,6 +1,7 @@
 /* round_ask.c - requests drafts from proposers, decides how long to wait, takes the answers. */
 #include <math.h>
 #include "base/clock.h"
+#include "base/minmax.h"
 #include "verifier-svc/engine/decide.h"
 #include "verifier-svc/engine/round_impl.h"
 
@@ -56,7 +57,7 @@ static void request_ahead(struct engine *e, unsigned p, int64_t now_us)
         if (!may_draft_ahead(s) || (unsigned)s->proposer != p)
             continue;
         uint32_t left = seq_left(s) - s->draft->n - 1, k = s->requested_k + 1; // and the bonus
-        fill_wish(s, DRAFT_MAX_NODES, left < k ? left : k, &e->wishes[n]);
+        fill_wish(s, DRAFT_MAX_NODES, min_u32(left, k), &e->wishes[n]);
         e->wishes[n].verifying = s->draft->tokens;
         e->wishes[n].n_verifying = s->draft->n;
         e->wish_seqs[n++] = s;
@@ -96,7 +97,7 @@ static void await_ahead(struct seq *s, double most_us, int64_t now_us)
  * have cached the same prefix as this service. */
 static uint32_t positions_to_read(const struct seq *s, const struct drafts_wish *w)
 {
-    return w->to_read < round_unread(s) ? w->to_read : round_unread(s);
+    return min_u32(w->to_read, round_unread(s));
 }
 
 /* Requests the drafts of proposer p: those of the n items that belong to p. Waiting for these
@@ -152,7 +153,7 @@ static uint32_t list_requesting(struct engine *e, int64_t now_us)
         int p = drafts_pick(e->drafts, name, s->id, s->n, now_us, &k_max);
         if (p < 0)
             continue;
-        e->items[n] = round_item(s, allowed < k_max ? allowed : k_max);
+        e->items[n] = round_item(s, min_u32(allowed, k_max));
         e->items[n].proposer = (unsigned)p;
         e->item_seqs[n++] = s;
     }

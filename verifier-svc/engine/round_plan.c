@@ -1,5 +1,6 @@
 /* round_plan.c - the pass of a round: rows and KV blocks per sequence, and the packed rows. */
 #include <assert.h>
+#include "base/minmax.h"
 #include "verifier-svc/engine/round_impl.h"
 
 /* ---- rows ---- */
@@ -79,7 +80,7 @@ static void take_draft_blocks(struct engine *e, struct seq *s, uint32_t rows)
     struct draft *d = s->draft;
     if (!d || !d->n || s->n_rows != 1 || s->kv.len != s->n)
         return; // no draft, or rows before it are missing
-    d->n = rows < d->n ? rows : d->n;
+    d->n = min_u32(rows, d->n);
     if (d->n && kv_grow(e->loaded->run.kv, &s->kv, d->n) < 0)
         d->n = 0;
 }

@@ -38,11 +38,10 @@ uint32_t sched_admit(const struct sched_wait *waiting, uint32_t n, uint32_t free
     return i;
 }
 
-/* Passes of 2^i to 2^(i+1) - 1 rows are of size i. */
+/* Passes of 2^i to 2^(i+1) - 1 rows are of size i. n_rows: at least 1. */
 static unsigned size_of(uint32_t n_rows)
 {
-    unsigned i = n_rows ? 31 - (unsigned)__builtin_clz(n_rows) : 0;
-    return i < SCHED_SIZES ? i : SCHED_SIZES - 1;
+    return min_u32(31 - (uint32_t)__builtin_clz(n_rows), SCHED_SIZES - 1);
 }
 
 /* Time per row in passes of size i. If unknown: in smaller passes (where it is longer, since

@@ -324,7 +324,6 @@ static int put_row(struct kv_store *s, const struct kv_store_row *r, int64_t now
     int err = remove_row(s, kv_store_key(h->name), &n_replaced);
     err = err ? err : db_step(&s->db, PUT);
     s->counts.blocks += !err;
-    sqlite3_clear_bindings(st);
     return err;
 }
 

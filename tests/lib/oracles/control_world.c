@@ -1,5 +1,7 @@
 /* control_world.c - rounds, drafts and answers for a controller under test. */
 #include "lib/oracles/control_world.h"
+#include <string.h>
+#include "lib/lib.h"
 #include "base/rng.h"
 
 struct control_world *world_of(enum control_policy policy, uint32_t k, uint32_t off_from,
@@ -18,6 +20,19 @@ struct control_world *world_of(enum control_policy policy, uint32_t k, uint32_t 
     return &w;
 }
 
+static const struct control_item guard = {
+    .context = 7, .nodes = 7, .best_nodes = 7, .no_row = true};
+
+void world_guard(struct control_world *w, uint32_t n)
+{
+    w->items[n] = guard;
+}
+
+void world_unguard(const struct control_world *w, uint32_t n)
+{
+    assert_memory_equal(&w->items[n], &guard, sizeof(guard));
+}
+
 uint32_t world_asked_with(struct control_world *w, uint32_t n, uint32_t allowed, uint32_t left)
 {
     struct control_round r = {.n_decoding = n, .draft_rows = 1000, .n_running = n};
@@ -30,7 +45,9 @@ uint32_t world_asked_with(struct control_world *w, uint32_t n, uint32_t allowed,
                                             .max_nodes = allowed,
                                             .max_depth = allowed};
     }
+    world_guard(w, n);
     control_ask(&w->c, &r, w->items, n);
+    world_unguard(w, n);
     return w->items[0].nodes;
 }
 
@@ -46,7 +63,9 @@ uint32_t world_cut(struct control_world *w, const float *predicted, uint32_t n)
     struct draft draft = world_draft(n, NULL, predicted);
     w->items[0] =
         (struct control_item){.s = &w->seqs[0], .max_nodes = n, .max_depth = n, .draft = &draft};
+    world_guard(w, 1);
     control_cut(&w->c, &r, w->items, 1);
+    world_unguard(w, 1);
     return w->items[0].nodes;
 }
 

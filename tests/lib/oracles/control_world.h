@@ -11,14 +11,18 @@
 struct control_world {
     struct control c;
     struct control_seq seqs[WORLD_SEQS];
-    struct control_item items[WORLD_SEQS];
-    uint64_t n_drawn; // position in the series
+    struct control_item items[WORLD_SEQS + 1]; // with one that no call may touch
+    uint64_t n_drawn;                          // position in the series
 };
 
 /* A world whose passes are expected to take first_us, and row_us for each further row. Its proposer
  * is not new. off_from: disable_batch_size. The world is static: only the last one is valid. */
 struct control_world *world_of(enum control_policy policy, uint32_t k, uint32_t off_from,
                                double first_us, double row_us);
+
+/* The item after the first n has no sequence. world_unguard() fails if a call has changed it. */
+void world_guard(struct control_world *w, uint32_t n);
+void world_unguard(const struct control_world *w, uint32_t n);
 
 /* Runs control_ask() for n sequences, each of which may have `allowed` tokens in a draft and may
  * still generate `left`. Returns the tokens of the first. */

@@ -105,6 +105,7 @@ void rest_init(struct rest *c, request *msg, const Tandem__V1__ModelInfo *info,
     tandem__v1__continuation__init(&c->msg);
     c->msg.fingerprint = info->fingerprint;
     c->msg.seed = a->seed;
+    c->msg.max_tokens = a->max_tokens;
     c->msg.choices = c->list;
     c->msg.n_choices = msg->n ? msg->n : 1;
     assert_true(c->msg.n_choices <= REST_MAX_CHOICES);

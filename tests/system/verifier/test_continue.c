@@ -7,47 +7,7 @@
 #include "lib/rigs/verifier_rig.h"
 
 #define N_TOKENS 24
-<<<<<<< HEAD
-#define N_CHOICES_MAX 3
-
-/* A continuation with everything that it points to. */
-struct rest {
-    Tandem__V1__Continuation msg;
-    Tandem__V1__ChoiceSoFar choices[N_CHOICES_MAX], *list[N_CHOICES_MAX];
-};
-
-static Tandem__V1__ModelInfo *model(void)
-{
-    Tandem__V1__GetModelRequest req = TANDEM__V1__GET_MODEL_REQUEST__INIT;
-    ProtobufCMessage *reply;
-    struct rpc_status st = rpc_unary(client, "/tandem.v1.Verifier/GetModel", NULL, &req.base,
-                                     &tandem__v1__model_info__descriptor, &reply);
-    assert_int_equal(st.code, RPC_OK);
-    return (Tandem__V1__ModelInfo *)reply;
-}
-
-/* The first n tokens of choice 0 are committed; the other choices have finished. */
-static void rest_init(struct rest *c, request *msg, const Tandem__V1__ModelInfo *info,
-                      const struct answer *a, unsigned n)
-{
-    tandem__v1__continuation__init(&c->msg);
-    c->msg.fingerprint = info->fingerprint;
-    c->msg.seed = a->seed;
-    c->msg.max_tokens = a->max_tokens;
-    c->msg.choices = c->list;
-    c->msg.n_choices = msg->n ? msg->n : 1;
-    for (unsigned i = 0; i < c->msg.n_choices; i++) {
-        tandem__v1__choice_so_far__init(&c->choices[i]);
-        c->choices[i].finished = i > 0;
-        c->list[i] = &c->choices[i];
-    }
-    c->choices[0].n_tokens = n;
-    c->choices[0].tokens = (uint32_t *)(uintptr_t)a->ids;
-    msg->continuation = &c->msg;
-}
-=======
 #define N_CHOICES 3
->>>>>>> w-queue
 
 /* The continuation from token n on must be the end of the whole answer. */
 static void must_continue(const request *whole, const struct answer *want, unsigned n)

@@ -176,6 +176,9 @@ static void threshold_accepts_probable_tokens_and_corrects_by_p(void **state)
     w.parameter = .1;
     o = chances_outcome(&w);
     assert_near(o.accepted, 1, EXACT);
+    w.parameter = .5; // exactly p of token 0
+    o = chances_outcome(&w);
+    assert_near(o.accepted, .6, EXACT);
 }
 
 static void typical_follows_the_entropy(void **state)
@@ -187,6 +190,107 @@ static void typical_follows_the_entropy(void **state)
     w.parameter = .5;                                    // min(.5, .707 x .357 = .252)
     assert_true(sqrt(.5) * exp(-h) > .2 && sqrt(.5) * exp(-h) < .3);
     assert_near(chances_outcome(&w).accepted, .7, EXACT);
+}
+
+/* ---- the table, and keyed chances ---- */
+
+static void the_table_says_what_each_rule_is(void **state)
+{
+    (void)state;
+    static const struct accept_rule_info expected[ACCEPT_N_RULES] = {
+        {"own-draw", true, false, 0},    {"rejection", true, true, 0},
+        {"block", true, true, 0},        {"recursive", true, true, 0},
+        {"threshold", false, false, .1}, {"typical", false, false, .09},
+        {"lenience", false, true, .8}};
+    for (unsigned i = 0; i < ACCEPT_N_RULES; i++) {
+        const struct accept_rule_info *rule = &accept_rules[i];
+        assert_string_equal(rule->name, expected[i].name);
+        assert_int_equal(rule->lossless, expected[i].lossless);
+        assert_int_equal(rule->tests_q, expected[i].tests_q);
+        assert_true(rule->parameter == expected[i].parameter);
+    }
+}
+
+/* All verifiers draw the same: another one may continue the answer. */
+static void a_keyed_flip_is_the_same_everywhere(void **state)
+{
+    (void)state;
+    struct accept_keyed k = {.key = 12345};
+    for (k.step = 0; k.step < 3; k.step++) {
+        for (uint32_t row = 0; row < 3; row++) {
+            double drawn = rng_uniform(rng_u64(k.key, RNG_ACCEPT, k.step, row, 0));
+            assert_false(accept_keyed_flip(&k, row, drawn));
+            assert_true(accept_keyed_flip(&k, row, nextafter(drawn, 1)));
+        }
+    }
+}
+
+/* Token 2 has weight 0, and the weights need not add up to 1. */
+static void a_keyed_draw_is_the_same_everywhere(void **state)
+{
+    (void)state;
+    double weights[] = {1, 2, 0, 3};
+    uint32_t kept[] = {3, 2, 1, 0}, n_drawn[4] = {0};
+    struct dist_weights from = {.weights = weights, .kept = kept, .n_kept = 4, .sum = 6};
+    struct accept_keyed k = {.key = 12345};
+    for (k.step = 0; k.step < 30; k.step++) {
+        for (uint32_t row = 0; row < 3; row++) {
+            double at = 6 * rng_uniform(rng_u64(k.key, RNG_RESIDUAL, k.step, row, 0));
+            uint32_t expected = at < 3 ? 3 : at < 5 ? 1 : 0;
+            assert_int_equal(accept_keyed_draw(&k, row, &from), expected);
+            n_drawn[expected]++;
+        }
+    }
+    assert_true(n_drawn[0] && n_drawn[1] && n_drawn[3]);
+    from.sum = 1e9; // rounding leaves a rest: the last possible token
+    kept[3] = 2;
+    kept[2] = 0;
+    kept[1] = 1;
+    assert_int_equal(accept_keyed_draw(&k, 0, &from), 0);
+}
+
+/* ---- a token without probability under its q ---- */
+
+static double weights_of_p[] = {1, 3};
+static const uint32_t kept_of_p[] = {0, 1};
+static double asked; // probability of the last flip
+
+static struct dist_weights quarter_p(void *arg, uint32_t row)
+{
+    (void)arg;
+    (void)row;
+    return (struct dist_weights){2, 2, weights_of_p, kept_of_p, 4};
+}
+
+static bool note_and_accept(void *arg, uint32_t row, double probability)
+{
+    (void)arg;
+    (void)row;
+    asked = probability;
+    return true;
+}
+
+static uint32_t draw_first(void *arg, uint32_t row, const struct dist_weights *from)
+{
+    (void)arg;
+    (void)row;
+    return from->kept[0];
+}
+
+static void a_token_outside_its_q_is_accepted(void **state)
+{
+    (void)state;
+    const struct accept_chance c = {quarter_p, note_and_accept, draw_first, NULL};
+    const struct draft t = {.n = 1, .tokens = {0}, .parents = {-1}};
+    const uint32_t ids[] = {1, 0};
+    const float weights[] = {1, .5f}; // the second one is beyond the end of q
+    const struct accept_q q = {1, ids, weights, 1};
+    struct accept_result r;
+    accept_judge(ACCEPT_REJECTION, 0, &t, &q, &c, &r);
+    assert_true(asked == 1 && r.n_accepted == 1);
+    const struct accept_q own = {2, ids, weights, 1.5}; // 1/4 against 1/3
+    accept_judge(ACCEPT_REJECTION, 0, &t, &own, &c, &r);
+    assert_near(asked, .75, EXACT);
 }
 
 int main(void)
@@ -205,6 +309,10 @@ int main(void)
         cmocka_unit_test(lenience_has_its_documented_distribution),
         cmocka_unit_test(threshold_accepts_probable_tokens_and_corrects_by_p),
         cmocka_unit_test(typical_follows_the_entropy),
+        cmocka_unit_test(a_token_outside_its_q_is_accepted),
+        cmocka_unit_test(the_table_says_what_each_rule_is),
+        cmocka_unit_test(a_keyed_flip_is_the_same_everywhere),
+        cmocka_unit_test(a_keyed_draw_is_the_same_everywhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -826,6 +826,347 @@ static void a_new_stream_knows_nothing(void **state)
     assert_int_equal(must_send(b, 7, 10, 2, 0)->keep, 0);
 }
 
+/* ---- the limits, one by one ---- */
+
+static const struct drafts_described far = {.name = "far", .k_max = 64, .offers = {true, true}};
+
+static struct drafts_book *far_book(uint32_t max_sequences)
+{
+    struct drafts_book *b = book_of(max_sequences);
+    drafts_book_reset(b, &far);
+    return b;
+}
+
+/* A context that was read, and then an answer of one token to a request for k after us. */
+static void time_one(struct drafts_book *b, uint32_t k, int64_t us)
+{
+    struct drafts_entry e = *must_send(b, 1, 10, k, 1000);
+    assert_true(answer_with(b, &e, 1, 1000 + us));
+}
+
+static void the_p90_is_that_of_the_last_32_answers(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+    uint32_t us[60];
+    time_one(b, 2, 1); // reads the context
+    for (uint32_t n = 1; n <= ARRAY_LEN(us); n++) {
+        us[n - 1] = 1 + n * 37 % 61; // each once
+        time_one(b, 2, us[n - 1]);
+        uint32_t recent = n < 32 ? n : 32, p90 = 0, n_below = 0;
+        while (10 * n_below < 9 * recent) { // the least time that nine of ten do not exceed
+            p90++;
+            n_below = 0;
+            for (uint32_t i = n - recent; i < n; i++)
+                n_below += us[i] <= p90;
+        }
+        assert_int_equal(drafts_book_p90_us(b, 2), p90);
+    }
+}
+
+static void latencies_are_kept_by_length(void **state)
+{
+    (void)state;
+    static const uint32_t first[] = {1, 2, 3, 5, 9, 17}, last[] = {1, 2, 4, 8, 16, 60};
+    for (unsigned kind = 0; kind < ARRAY_LEN(first); kind++) {
+        AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+        time_one(b, 1, 1);
+        for (unsigned i = 0; i < ARRAY_LEN(first); i++)
+            if (i != kind)
+                time_one(b, last[i], 1000);
+        time_one(b, first[kind], 77);
+        for (uint32_t k = 1; k <= 64; k++) {
+            bool same = k >= first[kind] && (k <= last[kind] || kind == 5);
+            assert_int_equal(drafts_book_p90_us(b, k), same ? 77 : 1000);
+        }
+    }
+}
+
+/* Without any answer of this length, that of the longest drafts; without any at all, 10 ms. */
+static void an_unknown_latency_is_that_of_the_longest_drafts(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+    assert_int_equal(drafts_book_p90_us(b, 3), 10000);
+    time_one(b, 1, 1);
+    time_one(b, 1, 10);
+    time_one(b, 4, 40);
+    assert_int_equal(drafts_book_p90_us(b, 20), 40);
+    assert_int_equal(drafts_book_p90_us(b, 2), 40);
+    assert_int_equal(drafts_book_p90_us(b, 1), 10);
+    time_one(b, 1, 0); // at least 1 us
+    AUTO(drafts_book_free) struct drafts_book *fast = far_book(2);
+    time_one(fast, 1, 1);
+    time_one(fast, 1, 0);
+    assert_int_equal(drafts_book_p90_us(fast, 1), 1);
+}
+
+/* Of the wish: its entry in the outbox that was taken. */
+static const struct drafts_entry *entry_for(struct drafts_book *b, struct drafts_wish *w)
+{
+    bool urgent = drafts_book_ask(b, w, 1, BUDGET_US, 0);
+    const struct drafts_outbox *o = drafts_book_take(b);
+    if (!o)
+        return NULL;
+    assert_int_equal(o->n_urgent + o->n_pieces, 1);
+    assert_int_equal(o->n_urgent, urgent);
+    return urgent ? o->urgent : o->pieces;
+}
+
+static void more_than_4096_new_tokens_are_sent_alone(void **state)
+{
+    (void)state;
+    for (uint32_t n_hint = 0; n_hint < 2; n_hint++) {
+        for (uint32_t n = DRAFTS_URGENT_TOKENS; n <= DRAFTS_URGENT_TOKENS + 1; n++) {
+            AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+            struct drafts_wish w = wish_of(1, n - n_hint, 4);
+            w.hint = five;
+            w.n_hint = n_hint;
+            const struct drafts_entry *e = entry_for(b, &w);
+            bool urgent = n == DRAFTS_URGENT_TOKENS;
+            assert_int_equal(e->max_nodes, urgent ? 4 : 0);
+            assert_int_equal(e->max_depth, urgent ? 4 : 0);
+            assert_false(e->more);
+            assert_int_equal(w.to_read, w.base_len);
+        }
+    }
+}
+
+static void a_piece_has_at_most_65536_tokens(void **state)
+{
+    (void)state;
+    for (uint32_t n = DRAFTS_PIECE; n <= DRAFTS_PIECE + 1; n++) {
+        AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+        struct drafts_wish w = wish_of(1, n, 4);
+        const struct drafts_entry *e = entry_for(b, &w);
+        assert_int_equal(e->base_len, DRAFTS_PIECE);
+        assert_int_equal(e->more, n > DRAFTS_PIECE);
+    }
+}
+
+static void the_outbox_may_be_filled_to_its_last_token(void **state)
+{
+    (void)state;
+    for (uint32_t extra = 0; extra < 2; extra++) {
+        AUTO(drafts_book_free) struct drafts_book *b = far_book(8);
+        for (uint64_t seq = 0; seq < 3; seq++)
+            ask(b, seq, DRAFTS_PIECE, 4, 0);
+        assert_int_equal(ask(b, 3, DRAFTS_PIECE - 10, 4, 0), 0);
+        assert_int_equal(ask(b, 4, 10 + extra, 4, 0), !extra);
+        const struct drafts_outbox *o = drafts_book_take(b);
+        assert_int_equal(o->n_pieces, 4);
+        assert_int_equal(o->n_urgent, !extra);
+        assert_int_equal(o->n_tokens, DRAFTS_OUTBOX_TOKENS - (extra ? 10 : 0));
+    }
+}
+
+static void hints_are_cut_and_long_tenants_are_not_sent(void **state)
+{
+    (void)state;
+    static const char name[DRAFTS_TENANT_MAX + 1] = "a tenant";
+    for (uint32_t more = 0; more < 2; more++) {
+        AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+        struct drafts_wish w = wish_of(1, 10, 4);
+        w.hint = counting + 5;
+        w.n_hint = DRAFTS_HINT_MAX + more;
+        w.tenant = name;
+        w.tenant_len = DRAFTS_TENANT_MAX + more;
+        w.id = "the id";
+        w.trace = "the trace";
+        const struct drafts_entry *e = entry_for(b, &w);
+        assert_int_equal(e->n_hint, DRAFTS_HINT_MAX);
+        assert_int_equal(e->tenant_len, more ? 0 : DRAFTS_TENANT_MAX);
+        assert_true(more || memcmp(e->tenant, name, DRAFTS_TENANT_MAX) == 0);
+        assert_string_equal(e->id, "the id");
+        assert_string_equal(e->trace, "the trace");
+    }
+}
+
+static void a_wish_passes_through_unchanged(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+    struct drafts_wish w = wish_of(1, 10, 4);
+    w.max_depth = 3;
+    w.prompt_len = 6;
+    w.p_min = 0.25f;
+    const struct drafts_entry *e = entry_for(b, &w);
+    assert_true(e->seq == 1 && e->keep == 0 && e->base_len == 10 && e->prompt_len == 6);
+    assert_true(e->p_min == 0.25f && e->max_nodes == 4 && e->max_depth == 3);
+    assert_true(!e->introduced && e->q_mode == DRAFT_POINT && e->draw_key == 0);
+    assert_string_equal(e->id, "");
+    assert_string_equal(e->trace, "");
+    assert_true(answer(b, e, 1));
+    w.base_len = 12;
+    e = entry_for(b, &w);
+    assert_true(e->introduced && e->keep == 10 && e->base_len == 12 && w.to_read == 0);
+}
+
+/* Tokens of 480 Ki words are the most that fit into a message. */
+static void a_dense_draft_must_fit_into_a_message(void **state)
+{
+    (void)state;
+    uint32_t k;
+    struct drafts_described to = far;
+    to.offers[DRAFT_SPARSE] = to.offers[DRAFT_DENSE] = true;
+    assert_int_equal(mode_asked(&to, DRAFTS_DENSE_MAX, DRAFT_DENSE, &k), DRAFT_DENSE);
+    assert_int_equal(k, 1);
+    assert_int_equal(mode_asked(&to, DRAFTS_DENSE_MAX / 8, DRAFT_DENSE, &k), DRAFT_DENSE);
+    assert_int_equal(k, 8);
+    assert_int_equal(mode_asked(&to, DRAFTS_DENSE_MAX / 8 + 1, DRAFT_DENSE, &k), DRAFT_DENSE);
+    assert_int_equal(k, 7);
+}
+
+static void every_answer_is_counted_once(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+    const struct drafts_counts *c = drafts_book_counts(b);
+    assert_false(c->good);
+    time_one(b, 4, 10); // one token
+    assert_true(c->rounds == 1 && c->drafts == 1 && c->draft_tokens == 1 && c->good);
+    struct drafts_entry e = *must_send(b, 1, 10, 4, 0);
+    assert_true(answer_with(b, &e, 0, 10)); // none
+    assert_true(c->rounds == 2 && c->drafts == 1 && c->draft_tokens == 1 && c->late == 0);
+    e = *must_send(b, 1, 10, 4, 0);
+    assert_true(answer_with(b, &e, 3, BUDGET_US)); // late
+    assert_true(c->rounds == 3 && c->drafts == 2 && c->draft_tokens == 4 && c->late == 1);
+    e = *must_send(b, 1, 10, 4, 0);
+    assert_true(answer_with(b, &e, 3, BUDGET_US - 1));
+    assert_true(c->late == 1 && c->stale == 0 && c->malformed == 0);
+    drafts_book_reset(b, &far);
+    assert_true(!c->good && c->rounds == 4 && c->drafts == 3);
+    e = *must_send(b, 1, 10, 4, 0);
+    assert_true(answer_with(b, &e, 3, BUDGET_US));
+    assert_false(c->good); // it was late
+}
+
+/* After the budget, and again after each further budget, or each 100 ms if that is longer. */
+static void a_budget_is_missed_again_after_itself_or_100_ms(void **state)
+{
+    (void)state;
+    static const uint32_t budgets[] = {1000, DRAFTS_MISS_AGAIN_US, DRAFTS_MISS_AGAIN_US + 1,
+                                       300000};
+    for (unsigned i = 0; i < ARRAY_LEN(budgets); i++) {
+        AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+        struct drafts_wish w = wish_of(1, 10, 4);
+        uint32_t again = budgets[i] > 100000 ? budgets[i] : 100000;
+        drafts_book_ask(b, &w, 1, budgets[i], 500);
+        drafts_book_take(b);
+        assert_null(drafts_book_verdict(b, 500 + budgets[i] + 2 * (int64_t)again - 1));
+        assert_string_equal(drafts_book_verdict(b, 500 + budgets[i] + 2 * (int64_t)again),
+                            "it missed its budgets");
+    }
+}
+
+/* The time counts from the first wish, although newer ones replace it. */
+static void an_outbox_is_due_after_the_budget_of_its_first_wish(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+    ask(b, 1, 10, 4, 1000);
+    ask(b, 1, 11, 4, 2000);
+    assert_null(drafts_book_verdict(b, 1000 + BUDGET_US + 2 * DRAFTS_MISS_AGAIN_US - 1));
+    assert_non_null(drafts_book_verdict(b, 1000 + BUDGET_US + 2 * DRAFTS_MISS_AGAIN_US));
+    AUTO(drafts_book_free) struct drafts_book *empty = far_book(2);
+    ask(empty, 1, 10, 4, 1000);
+    drafts_book_close(empty, 1, true); // nothing is left to read
+    assert_null(drafts_book_verdict(empty, INT64_C(1) << 40));
+}
+
+/* While an answer is owed, only its Round counts. */
+static void a_waiting_outbox_is_no_fault_while_an_answer_is_owed(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+    must_send(b, 1, 10, 4, 0);
+    ask(b, 2, 10, 4, 0);
+    assert_null(drafts_book_verdict(b, BUDGET_US + 2 * DRAFTS_MISS_AGAIN_US - 1));
+    assert_non_null(drafts_book_verdict(b, BUDGET_US + 2 * DRAFTS_MISS_AGAIN_US));
+}
+
+static void a_draft_ahead_may_be_250_ms_later(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+    struct drafts_wish w = wish_of(1, 20, 4);
+    w.max_nodes = DRAFT_MAX_NODES;
+    w.verifying = five;
+    w.n_verifying = 3;
+    assert_int_equal(drafts_book_ask(b, &w, 1, 1000, 0), 1);
+    drafts_book_take(b);
+    assert_null(drafts_book_verdict(b, 1000 + 250000 + 2 * DRAFTS_MISS_AGAIN_US - 1));
+    assert_non_null(drafts_book_verdict(b, 1000 + 250000 + 2 * DRAFTS_MISS_AGAIN_US));
+}
+
+static void a_good_answer_in_time_clears_the_faults(void **state)
+{
+    (void)state;
+    for (unsigned late = 0; late < 2; late++) {
+        AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+        struct drafts_entry e = *must_send(b, 1, 10, 4, 0);
+        must_send(b, 2, 10, 4, 0);
+        drafts_book_verdict(b, BUDGET_US); // one fault of each Round
+        assert_true(answer(b, &e, BUDGET_US + 1));
+        e = *must_send(b, 1, 10, 4, BUDGET_US + 1);
+        assert_true(answer(b, &e, BUDGET_US + 1 + (late ? BUDGET_US : 0)));
+        bool third = drafts_book_verdict(b, BUDGET_US + DRAFTS_MISS_AGAIN_US) != NULL;
+        assert_int_equal(third, late);
+    }
+}
+
+static void a_round_trip_is_the_time_since_the_request(void **state)
+{
+    (void)state;
+    static const int64_t us[] = {-5, 0, UINT32_MAX, UINT32_MAX + INT64_C(1)};
+    for (unsigned i = 0; i < ARRAY_LEN(us); i++) {
+        AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+        struct draft_answer d;
+        Tandem__V1__SequenceDraft a = answer_to(must_send(b, 1, 10, 4, 1000), five, 2);
+        judge(b, &a, 1000 + us[i], &d);
+        assert_int_equal(d.rtt_us, us[i] < 0 ? 0 : us[i] > UINT32_MAX ? UINT32_MAX : us[i]);
+    }
+}
+
+/* The first of three pieces is replaced, so the tokens of the others move. */
+static void a_replaced_piece_leaves_the_others_as_they_were(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = far_book(8);
+    for (uint64_t seq = 1; seq <= 3; seq++)
+        ask(b, seq, 5000 + 100 * (uint32_t)seq, 4, 0);
+    ask(b, 4, 30, 4, 0);
+    ask(b, 1, 6000, 4, 0);
+    const struct drafts_outbox *o = drafts_book_take(b);
+    assert_int_equal(o->n_pieces, 3);
+    assert_int_equal(o->n_urgent, 1);
+    assert_int_equal(o->n_tokens, 5200 + 5300 + 30 + 6000);
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct drafts_entry *e = &o->pieces[i];
+        assert_int_equal(e->base_len, e->seq == 1 ? 6000 : 5000 + 100 * e->seq);
+        assert_memory_equal(o->tokens + e->token_at, counting, e->base_len * 4);
+    }
+    assert_memory_equal(o->tokens + o->urgent[0].token_at, counting, 30 * 4);
+}
+
+/* Its end is not sent twice, and those of others are kept. */
+static void a_sequence_that_returns_takes_back_its_own_close(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = far_book(4);
+    for (uint64_t seq = 1; seq <= 3; seq++)
+        ask(b, seq, 10, 4, 0);
+    struct drafts_entry first = drafts_book_take(b)->urgent[0];
+    assert_true(first.seq == 1 && answer(b, &first, 1));
+    for (uint64_t seq = 1; seq <= 3; seq++)
+        drafts_book_close(b, seq, seq == 2);
+    assert_int_equal(ask(b, 1, 10, 4, 2), 1);
+    const struct drafts_outbox *o = drafts_book_take(b);
+    assert_int_equal(o->n_closes, 2);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_true(o->closes[i].seq != 1 && o->closes[i].ended == (o->closes[i].seq == 2));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -865,6 +1206,24 @@ int main(void)
         cmocka_unit_test(an_outbox_that_is_never_taken_misses_too),
         cmocka_unit_test(a_flood_of_unrequested_answers_ends_the_stream),
         cmocka_unit_test(a_new_stream_knows_nothing),
+        cmocka_unit_test(the_p90_is_that_of_the_last_32_answers),
+        cmocka_unit_test(latencies_are_kept_by_length),
+        cmocka_unit_test(an_unknown_latency_is_that_of_the_longest_drafts),
+        cmocka_unit_test(more_than_4096_new_tokens_are_sent_alone),
+        cmocka_unit_test(a_piece_has_at_most_65536_tokens),
+        cmocka_unit_test(the_outbox_may_be_filled_to_its_last_token),
+        cmocka_unit_test(hints_are_cut_and_long_tenants_are_not_sent),
+        cmocka_unit_test(a_wish_passes_through_unchanged),
+        cmocka_unit_test(a_dense_draft_must_fit_into_a_message),
+        cmocka_unit_test(every_answer_is_counted_once),
+        cmocka_unit_test(a_budget_is_missed_again_after_itself_or_100_ms),
+        cmocka_unit_test(an_outbox_is_due_after_the_budget_of_its_first_wish),
+        cmocka_unit_test(a_waiting_outbox_is_no_fault_while_an_answer_is_owed),
+        cmocka_unit_test(a_draft_ahead_may_be_250_ms_later),
+        cmocka_unit_test(a_good_answer_in_time_clears_the_faults),
+        cmocka_unit_test(a_round_trip_is_the_time_since_the_request),
+        cmocka_unit_test(a_replaced_piece_leaves_the_others_as_they_were),
+        cmocka_unit_test(a_sequence_that_returns_takes_back_its_own_close),
     };
     return cmocka_run_group_tests(tests, count, NULL);
 }

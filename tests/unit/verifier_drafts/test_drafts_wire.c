@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/err.h"
+#include "base/mem.h"
 #include "kernel/kernel.h"
 #include "lib/lib.h"
 #include "verifier-svc/accept/accept.h"
@@ -52,6 +53,371 @@ static void a_name_is_one_word(void **state)
     assert_true(check(1, "") < 0);
     assert_true(check(1, "two words") < 0);
     assert_true(check(1, "a name that is far longer than names may be") < 0);
+}
+
+static void a_name_may_use_both_ends_of_each_range(void **state)
+{
+    (void)state;
+    static const char good[] = "azAZ09-_.", bad[] = "`{@[/:+, ^\x1f\x7f\xff";
+    char name[2] = "";
+    for (size_t i = 0; i < sizeof(good) - 1; i++) {
+        name[0] = good[i];
+        assert_int_equal(check(1, name), 0);
+    }
+    for (size_t i = 0; i < sizeof(bad) - 1; i++) {
+        name[0] = bad[i];
+        assert_int_equal(check(1, name), -EPROTO);
+        assert_string_equal(fail_text(),
+                            "its name is not 1 to 31 letters, digits or '-', '_', '.'");
+    }
+    char longest[DRAFTS_NAME_MAX + 1] = "";
+    memset(longest, 'n', DRAFTS_NAME_MAX - 1);
+    assert_int_equal(check(1, longest), 0);
+    longest[DRAFTS_NAME_MAX - 1] = 'n';
+    assert_int_equal(check(1, longest), -EPROTO);
+}
+
+static Tandem__V1__DescribeReply a_reply(void)
+{
+    Tandem__V1__DescribeReply reply = TANDEM__V1__DESCRIBE_REPLY__INIT;
+    reply.kind = (ProtobufCBinaryData){4, (uint8_t *)"mine"};
+    reply.k_max = 4;
+    return reply;
+}
+
+static void a_description_is_taken_over(void **state)
+{
+    (void)state;
+    Tandem__V1__DescribeReply reply = a_reply();
+    struct drafts_described about;
+    memset(&about, 'x', sizeof(about));
+    assert_int_equal(drafts_check_described(&reply, 7, &about), 0);
+    assert_string_equal(about.name, "mine");
+    assert_true(about.k_max == 4 && about.max_context == 0);
+    for (int mode = 0; mode < DRAFT_N_Q_MODES; mode++)
+        assert_int_equal(about.offers[mode], mode == (int)DRAFT_POINT); // if none is named
+    reply.max_context = 77;
+    static const uint32_t k_max[] = {1, DRAFT_MAX_NODES - 1, DRAFT_MAX_NODES, DRAFT_MAX_NODES + 1};
+    for (size_t i = 0; i < ARRAY_LEN(k_max); i++) {
+        reply.k_max = k_max[i];
+        assert_int_equal(drafts_check_described(&reply, 7, &about), 0);
+        assert_int_equal(about.k_max, i < 3 ? k_max[i] : DRAFT_MAX_NODES);
+        assert_int_equal(about.max_context, 77);
+    }
+    reply.k_max = 0;
+    assert_int_equal(drafts_check_described(&reply, 7, &about), -EPROTO);
+    assert_string_equal(fail_text(), "its k_max is 0");
+}
+
+static void hidden_rows_are_not_sent(void **state)
+{
+    (void)state;
+    Tandem__V1__DescribeReply reply = a_reply();
+    struct drafts_described about;
+    reply.needs_hidden = true;
+    assert_int_equal(drafts_check_described(&reply, 0, &about), -EPROTO);
+    assert_string_equal(fail_text(), "it requires hidden rows, which this verifier does not send");
+}
+
+/* Each set of modes, in both orders. */
+static void a_proposer_must_offer_point_or_coupled_drafts(void **state)
+{
+    (void)state;
+    for (unsigned set = 1; set < 1u << DRAFT_N_Q_MODES; set++) {
+        Tandem__V1__DescribeReply reply = a_reply();
+        Tandem__V1__QMode modes[DRAFT_N_Q_MODES];
+        struct drafts_described about;
+        reply.q_modes = modes;
+        for (int mode = 0; mode < DRAFT_N_Q_MODES; mode++)
+            if (set >> mode & 1)
+                modes[reply.n_q_modes++] = (Tandem__V1__QMode)mode;
+        bool usable = set & (1u << DRAFT_POINT | 1u << DRAFT_COUPLED);
+        assert_int_equal(drafts_check_described(&reply, 0, &about), usable ? 0 : -EPROTO);
+        if (!usable)
+            assert_string_equal(fail_text(), "it offers neither point nor coupled drafts");
+        for (int mode = 0; mode < DRAFT_N_Q_MODES; mode++)
+            assert_int_equal(about.offers[mode], set >> mode & 1);
+    }
+}
+
+/* ---- Rounds ---- */
+
+/* The tokens that are sent begin at index 6. The hint, the draft being verified, the banned ids and
+ * the biases follow them. */
+static struct drafts_entry an_entry(void)
+{
+    return (struct drafts_entry){.seq = 7,
+                                 .base_len = 10,
+                                 .keep = 6,
+                                 .token_at = 6,
+                                 .digest = 8,
+                                 .max_nodes = 5,
+                                 .max_depth = 3,
+                                 .more = true,
+                                 .prompt_len = 4,
+                                 .q_mode = DRAFT_COUPLED,
+                                 .draw_key = 99,
+                                 .p_min = 0.25F,
+                                 .n_hint = 2,
+                                 .n_verifying = 3,
+                                 .ban = {.n = 2, .until = 11},
+                                 .sampling = {.n_bias = 1},
+                                 .ignore_eos = true,
+                                 .tenant_len = 5,
+                                 .tenant = "alice",
+                                 .id = "request-1",
+                                 .trace = "trace-1"};
+}
+
+static bool bytes_are(ProtobufCBinaryData b, const char *text)
+{
+    return b.len == strlen(text) && memcmp(b.data, text, b.len) == 0;
+}
+
+static void a_round_holds_every_field_of_its_entries(void **state)
+{
+    (void)state;
+    AUTO(drafts_packer_free) struct drafts_packer *p = NULL;
+    assert_int_equal(drafts_packer_new(2, "fp", &p), 0);
+    const uint32_t tokens[20] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17};
+    struct drafts_entry entries[2] = {an_entry(), an_entry()};
+    entries[1].seq = 70;
+    entries[1].introduced = true;
+    const Tandem__V1__Round *round = drafts_pack(p, entries, 2, tokens, 1234);
+    assert_int_equal(round->budget_us, 1234);
+    assert_int_equal(round->n_sequences, 2);
+    for (int i = 0; i < 2; i++) {
+        const Tandem__V1__RoundSequence *s = round->sequences[i];
+        assert_int_equal(s->seq, i ? 70 : 7);
+        assert_true(s->base_len == 10 && s->keep == 6 && s->n_tokens == 4 && s->digest == 8);
+        assert_true(s->k == 3 && s->max_nodes == 5 && s->more && s->prompt_len == 4);
+        assert_true(s->q_mode == TANDEM__V1__QMODE__Q_MODE_COUPLED && s->draw_key == 99);
+        assert_true(s->p_min == 0.25F && s->n_verifying == 3 && !s->close && !s->unfinished);
+        assert_memory_equal(s->tokens, tokens + 6, 4 * sizeof(*tokens));
+        assert_memory_equal(s->verifying, tokens + 12, 3 * sizeof(*tokens));
+    }
+    const Tandem__V1__RoundSequence *first = round->sequences[0], *known = round->sequences[1];
+    assert_int_equal(first->n_hint, 2);
+    assert_memory_equal(first->hint, tokens + 10, 2 * sizeof(*tokens));
+    assert_true(bytes_are(first->tenant, "alice") && bytes_are(first->model, "fp"));
+    assert_true(bytes_are(first->id, "request-1") && bytes_are(first->trace, "trace-1"));
+    const Tandem__V1__DraftSampling *to = first->sampling;
+    assert_true(to->ignore_eos && to->banned_until == 11 && to->n_banned == 2);
+    assert_memory_equal(to->banned, tokens + 15, 2 * sizeof(*tokens));
+    assert_int_equal(to->bias.len, sizeof(struct dist_bias));
+    assert_ptr_equal(to->bias.data, tokens + 17);
+    assert_true(known->n_hint == 0 && known->tenant.len == 0 && known->model.len == 0);
+    assert_true(known->id.len == 0 && known->trace.len == 0 && !known->sampling);
+}
+
+static void closes_say_which_sequences_have_ended(void **state)
+{
+    (void)state;
+    AUTO(drafts_packer_free) struct drafts_packer *p = NULL;
+    assert_int_equal(drafts_packer_new(2, "fp", &p), 0);
+    const struct drafts_closed closes[2] = {{.seq = 5, .ended = true}, {.seq = 6}};
+    const Tandem__V1__Round *round = drafts_pack_closes(p, closes, 2);
+    assert_true(round->n_sequences == 2 && round->budget_us == 0);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(round->sequences[i]->seq, 5 + i);
+        assert_true(round->sequences[i]->close && round->sequences[i]->unfinished == (i == 1));
+    }
+}
+
+/* ---- plain drafts ---- */
+
+#define MANY 70
+
+struct plain {
+    Tandem__V1__SequenceDraft draft;
+    struct drafts_request request;
+    uint32_t tokens[MANY];
+    int32_t parents[MANY];
+    float survival[MANY];
+};
+
+/* A chain of n tokens without parents and estimates, which are prepared. */
+static void tell_plain(struct plain *p, uint32_t n)
+{
+    *p = (struct plain){.request = {.base_len = 9,
+                                    .digest = 5,
+                                    .n_vocab = 100,
+                                    .max_nodes = 6,
+                                    .max_depth = 4,
+                                    .ahead = true,
+                                    .q_mode = DRAFT_COUPLED}};
+    tandem__v1__sequence_draft__init(&p->draft);
+    for (uint32_t i = 0; i < n; i++) {
+        p->tokens[i] = 99 - i;
+        p->parents[i] = (int32_t)i - 1;
+        p->survival[i] = 1;
+    }
+    p->draft.seq = 3;
+    p->draft.base_len = 9;
+    p->draft.digest = 5;
+    p->draft.n_tokens = n;
+    p->draft.tokens = p->tokens;
+    p->draft.parents = p->parents;
+    p->draft.survival = p->survival;
+}
+
+static struct draft_answer plain_answer(struct plain *p, enum drafts_verdict verdict)
+{
+    struct draft_answer a;
+    assert_int_equal(drafts_check(&p->draft, &p->request, &a), verdict);
+    assert_true(a.seq == 3 && a.base_len == p->draft.base_len && a.ahead);
+    assert_true((verdict == DRAFTS_GOOD) == (a.draft != NULL));
+    return a;
+}
+
+static void plain_is_good(struct plain *p)
+{
+    struct draft_answer a = plain_answer(p, DRAFTS_GOOD);
+    assert_int_equal(a.draft->n, p->draft.n_tokens);
+    draft_free(a.draft);
+}
+
+static void plain_is_bad(struct plain *p, const char *sentence)
+{
+    plain_answer(p, DRAFTS_MALFORMED);
+    assert_string_equal(fail_text(), sentence);
+}
+
+static void a_draft_has_at_most_the_tokens_that_were_requested(void **state)
+{
+    (void)state;
+    struct plain p;
+    tell_plain(&p, 7);
+    p.request.max_depth = 7;
+    plain_is_bad(&p, "more tokens than were requested");
+    p.draft.n_tokens = 6;
+    plain_is_good(&p);
+    tell_plain(&p, DRAFT_MAX_NODES + 1);
+    p.request.max_nodes = p.request.max_depth = MANY;
+    plain_is_bad(&p, "more tokens than were requested");
+    p.draft.n_tokens = DRAFT_MAX_NODES;
+    plain_is_good(&p);
+}
+
+/* Two branches below token 1: the path 0 1 2 3, and token 4 at depth 3. */
+static void a_path_has_at_most_the_depth_that_was_requested(void **state)
+{
+    (void)state;
+    struct plain p;
+    tell_plain(&p, 5);
+    plain_is_bad(&p, "a longer path than was requested");
+    p.draft.n_parents = 5;
+    p.parents[4] = 1;
+    struct draft_answer a = plain_answer(&p, DRAFTS_GOOD);
+    assert_true(a.draft->tree && a.draft->q_mode == DRAFT_POINT);
+    assert_memory_equal(a.draft->parents, p.parents, 5 * sizeof(*p.parents));
+    assert_memory_equal(a.draft->tokens, p.tokens, 5 * sizeof(*p.tokens));
+    draft_free(a.draft);
+    p.request.max_depth = 3;
+    plain_is_bad(&p, "a longer path than was requested");
+    p.draft.n_parents = 0;
+    p.draft.n_tokens = 3;
+    a = plain_answer(&p, DRAFTS_GOOD);
+    assert_false(a.draft->tree);
+    draft_free(a.draft);
+}
+
+static void lists_are_empty_or_as_long_as_the_draft(void **state)
+{
+    (void)state;
+    struct plain p;
+    tell_plain(&p, 3);
+    for (uint32_t n = 0; n <= 4; n++) {
+        bool fits = n == 0 || n == 3;
+        p.draft.n_parents = n;
+        p.draft.n_survival = 0;
+        if (fits)
+            plain_is_good(&p);
+        else
+            plain_is_bad(&p, "not one parent for each token");
+        p.draft.n_parents = 0;
+        p.draft.n_survival = n;
+        if (fits)
+            plain_is_good(&p);
+        else
+            plain_is_bad(&p, "not one survival estimate for each token");
+    }
+}
+
+static void each_token_is_checked(void **state)
+{
+    (void)state;
+    struct plain p;
+    tell_plain(&p, 3); // token 99 is the last one of the vocabulary
+    p.draft.n_parents = p.draft.n_survival = 3;
+    plain_is_good(&p);
+    p.tokens[2] = 100;
+    plain_is_bad(&p, "a token outside the vocabulary");
+    for (int32_t parent = -3; parent <= 4; parent++) {
+        tell_plain(&p, 3);
+        p.draft.n_parents = 3;
+        p.parents[2] = parent;
+        if (parent >= -1 && parent < 2)
+            plain_is_good(&p);
+        else
+            plain_is_bad(&p, "a parent that does not come before its child");
+    }
+    const float bad[] = {-0.001F, 1.001F, NAN, INFINITY, -INFINITY};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        tell_plain(&p, 3);
+        p.draft.n_survival = 3;
+        p.survival[1] = bad[i];
+        plain_is_bad(&p, "a survival estimate outside 0 .. 1");
+    }
+}
+
+static void survival_never_rises_from_parent_to_child(void **state)
+{
+    (void)state;
+    struct plain p;
+    tell_plain(&p, 4);
+    p.draft.n_survival = 4;
+    memcpy(p.survival, (float[]){0.5F, 0.75F, 0.25F, 0}, 4 * sizeof(float));
+    struct draft_answer a = plain_answer(&p, DRAFTS_GOOD);
+    assert_memory_equal(a.draft->survival, ((float[]){0.5F, 0.5F, 0.25F, 0}), 4 * sizeof(float));
+    draft_free(a.draft);
+    p.draft.n_survival = 0; // the proposer made none
+    a = plain_answer(&p, DRAFTS_GOOD);
+    for (uint32_t i = 0; i < 4; i++)
+        assert_true(a.draft->survival[i] == 1);
+    draft_free(a.draft);
+}
+
+static void an_answer_to_another_context_is_stale(void **state)
+{
+    (void)state;
+    struct plain p;
+    tell_plain(&p, 3);
+    p.draft.base_len = 8;
+    plain_answer(&p, DRAFTS_STALE);
+    assert_string_equal(fail_text(), "it continues 8 tokens, requested were 9");
+    tell_plain(&p, 3);
+    p.draft.digest = 6;
+    plain_answer(&p, DRAFTS_STALE);
+    assert_string_equal(fail_text(), "it continues 9 tokens, requested were 9");
+}
+
+static void an_unread_count_is_at_most_the_context(void **state)
+{
+    (void)state;
+    struct plain p;
+    tell_plain(&p, 0);
+    for (uint32_t unread = 0; unread < 12; unread++) {
+        p.draft.unread = unread;
+        struct draft_answer a = plain_answer(&p, DRAFTS_GOOD);
+        assert_int_equal(a.unread, unread < 9 ? unread : 9);
+        draft_free(a.draft);
+    }
+    tell_plain(&p, 1);
+    p.draft.unread = 4;
+    struct draft_answer a = plain_answer(&p, DRAFTS_GOOD);
+    assert_int_equal(a.unread, 0);
+    draft_free(a.draft);
 }
 
 /* ---- q ---- */
@@ -281,6 +647,76 @@ static void a_bad_dense_q_is_refused(void **state)
     must_refuse(&t, DRAFT_DENSE, "a token that its q does not name");
 }
 
+/* A sparse q names at most DRAFTS_SPARSE_MAX ids. */
+static void a_sparse_q_may_name_as_many_ids_as_allowed(void **state)
+{
+    (void)state;
+    for (uint32_t n = DRAFTS_SPARSE_MAX; n <= DRAFTS_SPARSE_MAX + 1; n++) {
+        uint32_t ids[DRAFTS_SPARSE_MAX + 1];
+        uint16_t probs[DRAFTS_SPARSE_MAX + 1] = {0};
+        struct told t;
+        struct draft_answer d;
+        tell(&t, SPARSE);
+        for (uint32_t i = 0; i < n; i++)
+            ids[i] = i;
+        probs[n - 1] = (uint16_t)(65536 - n);
+        t.draft.n_tokens = 1;
+        t.draft.q_ids = (ProtobufCBinaryData){n * sizeof(*ids), (uint8_t *)ids};
+        t.draft.q_probs = (ProtobufCBinaryData){n * sizeof(*probs), (uint8_t *)probs};
+        struct drafts_request a = {
+            .max_nodes = 4, .max_depth = 4, .n_vocab = 1000, .q_mode = DRAFT_SPARSE};
+        bool fits = n == DRAFTS_SPARSE_MAX;
+        assert_int_equal(drafts_check(&t.draft, &a, &d), fits ? DRAFTS_GOOD : DRAFTS_MALFORMED);
+        assert_true(!fits || d.draft->q->sums[0] == 65536);
+        draft_free(d.draft);
+    }
+}
+
+/* Weights whose exact sum is `sum`: in binary, most sums need three of them. */
+static void set_sum(struct told *t, double sum)
+{
+    double rest = sum;
+    tell(t, DENSE);
+    memset(t->dense, 0, V * sizeof(float));
+    static const int places[] = {4, 1, 2};
+    for (int i = 0; i < 3; i++) {
+        float x = (float)rest;
+        x = (double)x > rest ? nextafterf(x, 0) : x;
+        t->dense[places[i]] = x;
+        rest -= (double)x;
+    }
+    assert_true(rest == 0);
+}
+
+static void a_dense_q_may_be_off_by_less_than_1_percent(void **state)
+{
+    (void)state;
+    const char *why = "a dense q whose probabilities do not sum to 1";
+    struct told t;
+    struct draft_answer d;
+    for (int end = 0; end < 2; end++) {
+        double limit = end ? 1.01 : 0.99;
+        set_sum(&t, limit);
+        must_refuse(&t, DRAFT_DENSE, why);
+        set_sum(&t, nextafter(limit, 1));
+        must_take(&t, DRAFT_DENSE, &d);
+        draft_free(d.draft);
+    }
+}
+
+static void a_dense_value_may_exceed_1_by_rounding(void **state)
+{
+    (void)state;
+    struct told t;
+    struct draft_answer d;
+    tell(&t, DENSE);
+    t.dense[V] = 1.01F; // below 1.01
+    must_take(&t, DRAFT_DENSE, &d);
+    draft_free(d.draft);
+    t.dense[V] = nextafterf(1.01F, 2);
+    must_refuse(&t, DRAFT_DENSE, "a dense q with a value that is no probability");
+}
+
 /* What a draft of eight tokens takes on the wire, per token. */
 static double bytes_per_token(Tandem__V1__QMode mode, uint32_t each)
 {
@@ -318,6 +754,22 @@ int main(void)
         cmocka_unit_test(a_proposer_that_names_no_version_speaks_the_first),
         cmocka_unit_test(another_vocabulary_is_refused_with_both_digests),
         cmocka_unit_test(a_name_is_one_word),
+        cmocka_unit_test(a_name_may_use_both_ends_of_each_range),
+        cmocka_unit_test(a_description_is_taken_over),
+        cmocka_unit_test(hidden_rows_are_not_sent),
+        cmocka_unit_test(a_proposer_must_offer_point_or_coupled_drafts),
+        cmocka_unit_test(a_round_holds_every_field_of_its_entries),
+        cmocka_unit_test(closes_say_which_sequences_have_ended),
+        cmocka_unit_test(a_draft_has_at_most_the_tokens_that_were_requested),
+        cmocka_unit_test(a_path_has_at_most_the_depth_that_was_requested),
+        cmocka_unit_test(lists_are_empty_or_as_long_as_the_draft),
+        cmocka_unit_test(each_token_is_checked),
+        cmocka_unit_test(survival_never_rises_from_parent_to_child),
+        cmocka_unit_test(an_answer_to_another_context_is_stale),
+        cmocka_unit_test(an_unread_count_is_at_most_the_context),
+        cmocka_unit_test(a_sparse_q_may_name_as_many_ids_as_allowed),
+        cmocka_unit_test(a_dense_q_may_be_off_by_less_than_1_percent),
+        cmocka_unit_test(a_dense_value_may_exceed_1_by_rounding),
         cmocka_unit_test(a_sparse_q_arrives_as_it_was_drawn_from),
         cmocka_unit_test(only_an_empty_draft_has_an_unread_count),
         cmocka_unit_test(a_bad_sparse_q_is_refused),

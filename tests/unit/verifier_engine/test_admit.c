@@ -14,7 +14,7 @@ static const struct kv_layer layer = {.n_heads = 1, .k_dim = 4, .v_dim = 4};
 static const struct kv_shape shape = {.n_layers = 1, .layers = &layer};
 static struct stats stats;
 static struct verifier_options options = {.max_sequences = 16,
-                                          .queue_length = 16,
+                                          .queue_length = 32,
                                           .max_batch_rows = 64,
                                           .prefill_chunk = 64,
                                           .prefix_cache = true,
@@ -63,11 +63,13 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* A request with n tokens of a topic comes. resumed: a gateway resumes its answer. */
-static struct seq *come_as(struct engine *e, unsigned topic, uint32_t n, bool resumed)
+/* A request for n_choices answers to n tokens of a topic comes. resumed: a gateway resumes it. */
+static struct seq *come_as(struct engine *e, unsigned topic, uint32_t n, uint32_t n_choices,
+                           bool resumed)
 {
     struct topic w;
     topic_init(&w, topic, n);
+    w.msg.n = n_choices;
     struct seq *s = topic_request(&w, tok, 2000)->seqs[0];
     s->id = s->order = ++e->next_order;
     s->req->place.resumed = resumed;
@@ -80,7 +82,7 @@ static struct seq *come_as(struct engine *e, unsigned topic, uint32_t n, bool re
 
 static struct seq *come(struct engine *e, unsigned topic, uint32_t n)
 {
-    return come_as(e, topic, n, false);
+    return come_as(e, topic, n, 1, false);
 }
 
 /* The large request waits for one of two reasons, which alternate. Its prompt shares a prefix that
@@ -156,7 +158,7 @@ static void a_lack_of_memory_fails_one_request_only(void **state)
 static void a_resumed_answer_starts_before_new_requests(void **state)
 {
     struct engine *e = *state;
-    struct seq *older = come(e, 1, 600), *resumed = come_as(e, 2, 600, true);
+    struct seq *older = come(e, 1, 600), *resumed = come_as(e, 2, 600, 1, true);
     admit_waiting(e);
     assert_int_equal(resumed->state, SEQ_RUNNING);
     assert_int_equal(older->state, SEQ_WAITING);
@@ -225,6 +227,176 @@ static void a_replay_that_is_cancelled_leaves_nothing(void **state)
     assert_false(e->replays);
 }
 
+/* ---- what there must be for a request ---- */
+
+/* A running sequence of 33 tokens needs 3 blocks and one more, so 60 of 64 are left. They hold 959
+ * tokens and a row for the next one. */
+static void a_request_starts_if_its_blocks_are_free(void **state)
+{
+    struct engine *e = *state;
+    struct seq *running = come(e, 1, 33), *large;
+    admit_waiting(e);
+    assert_int_equal(running->state, SEQ_RUNNING);
+    large = come(e, 2, 960);
+    admit_waiting(e);
+    assert_int_equal(large->state, SEQ_WAITING);
+    engine_fail_request(e, large->req, -1, "");
+    request_drop(large->req);
+    large = come(e, 3, 959);
+    admit_waiting(e);
+    assert_int_equal(large->state, SEQ_RUNNING);
+}
+
+/* Each further choice needs a copy of the last block. */
+static void further_choices_need_a_block_each(void **state)
+{
+    struct engine *e = *state;
+    struct seq *running = come(e, 1, 33), *large;
+    admit_waiting(e);
+    assert_int_equal(running->state, SEQ_RUNNING);
+    large = come_as(e, 2, 959 - 2 * KV_BLOCK + 1, 3, false);
+    admit_waiting(e);
+    assert_int_equal(large->state, SEQ_WAITING);
+    engine_fail_request(e, large->req, -1, "");
+    request_drop(large->req);
+    large = come_as(e, 3, 959 - 2 * KV_BLOCK, 3, false);
+    admit_waiting(e);
+    assert_int_equal(large->state, SEQ_RUNNING);
+    assert_int_equal(e->running.n, 4); // its choices wait in the list for the prompt
+    assert_int_equal(e->n_started, 4);
+}
+
+/* A request that needs more than the pool starts when all of it is free. */
+static void a_request_needs_at_most_the_whole_pool(void **state)
+{
+    struct engine *e = *state;
+    struct seq *large = come(e, 1, 1024); // 65 blocks
+    admit_waiting(e);
+    assert_int_equal(large->state, SEQ_RUNNING);
+}
+
+static void a_request_starts_if_its_seats_are_free(void **state)
+{
+    struct engine *e = *state;
+    for (unsigned i = 0; i < 13; i++)
+        come(e, i, 2);
+    admit_waiting(e);
+    assert_int_equal(e->running.n, 13);
+    struct seq *four = come_as(e, 14, 2, 4, false), *three = come_as(e, 15, 2, 3, false);
+    admit_waiting(e);
+    assert_int_equal(four->state, SEQ_WAITING);
+    assert_int_equal(three->state, SEQ_RUNNING);
+    assert_int_equal(e->running.n, 16);
+}
+
+/* Blocks that a running sequence has in the index count as present for the head. */
+static void shared_blocks_are_not_needed_again(void **state)
+{
+    struct engine *e = *state;
+    struct seq *running = come(e, 1, 500), *alike;
+    struct kv_root root = {NULL, 0};
+    admit_waiting(e);
+    assert_int_equal(kv_grow(e->loaded->run.kv, &running->kv, 499), 0); // 32 blocks, 32 free
+    kv_enter(e->loaded->run.kv, &running->kv, &root, running->tokens, 499);
+    alike = come(e, 1, 900); // 57 blocks, of which 31 are shared
+    admit_waiting(e);
+    assert_int_equal(alike->state, SEQ_RUNNING);
+    assert_int_equal(alike->n_cached, 31 * KV_BLOCK);
+}
+
+/* `waiting` must have space to put back all that have started. */
+static void requests_start_up_to_the_most_started(void **state)
+{
+    struct engine *e = *state;
+    e->n_started = e->max_started - 1;
+    struct seq *two = come_as(e, 1, 10, 2, false), *one = come(e, 2, 10);
+    admit_waiting(e);
+    assert_int_equal(two->state, SEQ_WAITING);
+    assert_int_equal(one->state, SEQ_WAITING); // would take the place of the first
+    e->n_started = e->max_started - 2;
+    admit_waiting(e);
+    assert_int_equal(two->state, SEQ_RUNNING);
+    assert_int_equal(one->state, SEQ_WAITING);
+    e->n_started = 2; // of these two
+}
+
+/* ---- prefixes that are being computed ---- */
+
+/* A request for n tokens, of which the first n_common are those of a running sequence. */
+static struct seq *come_alike(struct engine *e, const struct seq *running, uint32_t n,
+                              uint32_t n_common)
+{
+    struct seq *s = come(e, 40, n);
+    memcpy(s->req->prompt, running->tokens, n_common * sizeof(uint32_t));
+    s->req->prompt[n_common] = running->tokens[n_common] + 1;
+    return s;
+}
+
+/* Whole blocks of the common prefix, at least half of the rows. */
+static void at_least_half_of_the_rows_are_waited_for(void **state)
+{
+    static const struct {
+        uint32_t n, n_common, n_done;
+        bool waits;
+    } cases[] = {
+        {416, 208, 0, true},                         // 13 blocks are half
+        {417, 208, 0, false},                        // a row less than half
+        {416, 207, 0, false},                        // 12 blocks
+        {416, 223, 0, true},  {400, 208, 48, false}, // of the 352 rows to run, 160
+        {400, 224, 48, true},                        // 176
+        {20, 17, 0, true},                           // a block, and 4 rows
+        {20, 15, 0, false},
+    };
+    struct engine *e = *state;
+    struct seq *running = come(e, 1, 420);
+    admit_waiting(e);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        assert_int_equal(kv_grow(e->loaded->run.kv, &running->kv, cases[i].n_done), 0);
+        struct seq *s = come_alike(e, running, cases[i].n, cases[i].n_common);
+        admit_waiting(e);
+        assert_int_equal(s->state, cases[i].waits ? SEQ_WAITING : SEQ_RUNNING);
+        engine_fail_request(e, s->req, -1, "");
+        request_drop(s->req);
+        kv_release(e->loaded->run.kv, &running->kv);
+    }
+}
+
+static void a_sequence_that_decodes_is_not_waited_for(void **state)
+{
+    struct engine *e = *state;
+    struct seq *running = come(e, 1, 420);
+    admit_waiting(e);
+    assert_int_equal(kv_grow(e->loaded->run.kv, &running->kv, 418), 0); // two rows to run
+    struct seq *s = come_alike(e, running, 419, 416);
+    admit_waiting(e);
+    assert_int_equal(s->state, SEQ_RUNNING); // all common rows are done
+    engine_fail_request(e, s->req, -1, "");
+    request_drop(s->req);
+    kv_release(e->loaded->run.kv, &running->kv);
+    assert_int_equal(kv_grow(e->loaded->run.kv, &running->kv, 100), 0);
+    s = come_alike(e, running, 300, 290);
+    admit_waiting(e);
+    assert_int_equal(s->state, SEQ_WAITING);
+    kv_release(e->loaded->run.kv, &running->kv);
+    assert_int_equal(kv_grow(e->loaded->run.kv, &running->kv, 419), 0); // one row: it decodes
+    admit_waiting(e);
+    assert_int_equal(s->state, SEQ_RUNNING);
+}
+
+/* Comparing takes time: only the first 16 wait for a prefix. */
+static void sixteen_requests_are_compared(void **state)
+{
+    struct engine *e = *state;
+    struct seq *running = come(e, 1, 100), *v[17];
+    admit_waiting(e);
+    assert_int_equal(running->state, SEQ_RUNNING);
+    for (unsigned i = 0; i < 17; i++)
+        v[i] = come_alike(e, running, 90, 80);
+    admit_waiting(e);
+    for (unsigned i = 0; i < 17; i++)
+        assert_int_equal(v[i]->state, i < 16 ? SEQ_WAITING : SEQ_RUNNING);
+}
+
 static int open_model(void **state)
 {
     (void)state;
@@ -252,6 +424,15 @@ int main(void)
         TEST(a_prefix_of_another_tenant_is_not_waited_for),
         TEST(a_lack_of_memory_fails_one_request_only),
         TEST(a_resumed_answer_starts_before_new_requests),
+        TEST(a_request_starts_if_its_blocks_are_free),
+        TEST(further_choices_need_a_block_each),
+        TEST(a_request_needs_at_most_the_whole_pool),
+        TEST(a_request_starts_if_its_seats_are_free),
+        TEST(shared_blocks_are_not_needed_again),
+        TEST(requests_start_up_to_the_most_started),
+        TEST(at_least_half_of_the_rows_are_waited_for),
+        TEST(a_sequence_that_decodes_is_not_waited_for),
+        TEST(sixteen_requests_are_compared),
         LARGE(a_long_answer_is_replayed_in_several_turns),
         LARGE(several_answers_share_the_tokens_of_a_turn),
         LARGE(a_replay_that_is_cancelled_leaves_nothing),

@@ -144,6 +144,17 @@ static void turns_are_counted_in_tokens_of_prompts(void **state)
     assert_string_equal(run_all(w, 0), "a1 b1 b2 b3 a2 b4");
 }
 
+/* Also if its whole prompt is cached. */
+static void a_request_counts_as_one_token_at_least(void **state)
+{
+    struct world *w = *state;
+    come(w, "a1", 0);
+    come(w, "b1", 1);
+    come(w, "a2", 0);
+    come(w, "b2", 1);
+    assert_string_equal(run_all(w, 0), "a1 b1 a2 b2");
+}
+
 static void turns_are_counted_in_generated_tokens(void **state)
 {
     struct world *w = *state;
@@ -426,6 +437,7 @@ int main(void)
         TEST(one_flow_is_served_by_arrival),
         TEST(flows_take_turns),
         TEST(turns_are_counted_in_tokens_of_prompts),
+        TEST(a_request_counts_as_one_token_at_least),
         TEST(turns_are_counted_in_generated_tokens),
         TEST(a_newcomer_waits_for_one_request_at_most),
         TEST(nobody_collects_credit_while_it_does_not_wait),

@@ -3,7 +3,7 @@
 #include <string.h>
 #include "lib/lib.h"
 #include "base/mem.h"
-#include "verifier-svc/engine/engine_impl.h"
+#include "verifier-svc/engine/round_impl.h"
 
 static struct engine engine;
 static struct request req;
@@ -265,6 +265,187 @@ static void sequences_without_a_wish_wait_only_if_the_policy_counted_them(void *
     atomic_store(&req.paused, false);
 }
 
+/* ---- what the controller sees ---- */
+
+static void the_allowed_draft_is_the_least_of_all_limits(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t n, max_len, k_max;
+        bool verify;
+        uint32_t allowed;
+    } cases[] = {
+        {10, 64, 5, false, 5},
+        {10, 64, 0, false, 0},
+        {10, 15, 5, false, 4}, // one token is the target's own
+        {10, 11, 5, false, 0},
+        {10, 500, UINT32_MAX, false, DRAFT_MAX_NODES},
+        {10, 500, DRAFT_MAX_NODES - 1, false, DRAFT_MAX_NODES - 1},
+        {10, 500, 5, true, DRAFT_MAX_NODES}, // the client's draft
+        {10, 15, 0, true, 4},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        seq.n = cases[i].n;
+        seq.max_len = cases[i].max_len;
+        req.k_max = cases[i].k_max;
+        req.verify = cases[i].verify;
+        assert_int_equal(round_draft_allowed(&seq), cases[i].allowed);
+    }
+    req.k_max = 0;
+    req.verify = false;
+}
+
+static void an_item_is_the_controllers_view_of_a_sequence(void **state)
+{
+    (void)state;
+    struct draft *d = seq.draft = draft_of(2, (uint32_t[]){1, 2}, NULL);
+    seq.proposer = 3;
+    seq.n_cached = 4;
+    req.fixed = true;
+    struct control_item v = round_item(&seq, 7);
+    assert_true(v.s == &seq.control && v.proposer == 3 && v.context == 10 && v.unread == 6);
+    assert_true(v.left == 54 && v.max_nodes == 7 && v.max_depth == 53 && v.draft == d && v.fixed);
+    assert_true(v.nodes == 0 && v.depth == 0 && !v.excluded && !v.no_row);
+    req.fixed = false;
+    assert_false(round_item(&seq, 7).fixed);
+}
+
+static void a_round_without_drafts_has_a_row_for_each_decoding_sequence(void **state)
+{
+    (void)state;
+    struct request fixed = {.fixed = true, .k_max = 4}, off = {.fixed = true}, paused = {0};
+    struct seq prompt = {.id = 6, .req = &req, .state = SEQ_RUNNING, .n = 40, .kv.len = 30};
+    struct seq idle = {.id = 7, .req = &paused, .state = SEQ_RUNNING, .n = 20, .kv.len = 19};
+    atomic_store(&paused.paused, true);
+    sched_init(&engine.sched, &(struct sched_limits){100, 90, 64, 1000});
+    engine.prompt_rows = 33;
+    seq.kv.len = 9;
+    struct control_round r = round_without_drafts(&engine);
+    assert_true(r.n_running == 1 && r.n_decoding == 1 && r.n_fixed == 0);
+    assert_true(r.pass.rows == 1 && r.pass.kv_read == 10 && r.pass.attended == 10);
+    assert_true(!r.pass.drafted && r.draft_rows == 89);
+    seq.req = &fixed;
+    seq_list_add(&engine.running, &prompt);
+    seq_list_add(&engine.running, &idle);
+    r = round_without_drafts(&engine);
+    assert_true(r.n_running == 3 && r.n_decoding == 1 && r.n_fixed == 1);
+    assert_true(r.pass.rows == 1 + 33 && r.pass.kv_read == 10);
+    assert_int_equal(r.draft_rows, 99 / 4 * 3);
+    seq.req = &off; // its drafts are off
+    assert_int_equal(round_without_drafts(&engine).n_fixed, 0);
+    engine.prompt_rows = 0;
+}
+
+static void a_sequence_decodes_one_row_before_its_next_token(void **state)
+{
+    (void)state;
+    for (uint32_t len = 7; len <= 10; len++) {
+        seq.kv.len = len;
+        assert_int_equal(round_is_decoding(&seq), len == 9);
+    }
+    seq.kv.len = 9;
+    seq.state = SEQ_BRANCH;
+    assert_false(round_is_decoding(&seq));
+}
+
+/* ---- more on answers ---- */
+
+static void a_draft_may_continue_the_prompt(void **state)
+{
+    (void)state;
+    arrive(5, 3, 8, (uint32_t[]){17, 18, 19, 20, 21, 22, 23, 1}, NULL);
+    assert_null(seq.draft); // before the end of the prompt
+    arrive(5, 4, 7, (uint32_t[]){18, 19, 20, 21, 22, 23, 1}, NULL);
+    assert_int_equal(seq_n_draft(&seq), 1);
+    assert_int_equal(seq.draft->tokens[0], 1);
+    assert_int_equal(seq.proposer, 0);
+}
+
+static void drafts_ahead_are_counted(void **state)
+{
+    (void)state;
+    double all = metrics_value(engine.stats->ahead), used = metrics_value(engine.stats->ahead_used);
+    arrive_answer((struct draft_answer){
+        .seq = 5, .base_len = 8, .ahead = true, .draft = draft_of(1, (uint32_t[]){9}, NULL)});
+    assert_true(metrics_value(engine.stats->ahead) == all + 1);
+    assert_true(metrics_value(engine.stats->ahead_used) == used);
+    assert_true(engine.request_again);
+    engine.request_again = false;
+    arrive_answer((struct draft_answer){.seq = 5,
+                                        .base_len = 8,
+                                        .ahead = true,
+                                        .draft = draft_of(3, (uint32_t[]){22, 23, 4}, NULL)});
+    assert_true(metrics_value(engine.stats->ahead) == all + 2);
+    assert_true(metrics_value(engine.stats->ahead_used) == used + 1);
+    assert_false(engine.request_again);
+    assert_true(seq.ahead_us == 0 && seq.requested_us == 0);
+    seq_drop_draft(&seq);
+    arrive_answer((struct draft_answer){.seq = 5, // nothing was committed since
+                                        .base_len = 10,
+                                        .ahead = true,
+                                        .draft = draft_of(1, (uint32_t[]){4}, NULL)});
+    assert_true(metrics_value(engine.stats->ahead_used) == used + 1);
+}
+
+/* Its latency counts only for the request that is answered; its tokens always. */
+static void an_answer_updates_the_controller(void **state)
+{
+    (void)state;
+    struct control_options o = {CONTROL_FIXED, 5, 0};
+    control_init(&engine.control, &o, &(struct pass_time){0});
+    control_seq_init(&seq.control);
+    control_asked(&seq.control, 2, 0, 1);
+    struct draft_answer a = {.seq = 5, .base_len = 8, .proposer = 2, .rtt_us = 700};
+    a.draft = draft_of(3, (uint32_t[]){22, 24, 1}, NULL);
+    arrive_answer(a);
+    const struct control_proposer *p = &engine.control.proposers[2];
+    assert_true(p->wished == 0 && seq.control.accepted == 1); // nothing was requested
+    assert_true(p->accept_rate.all[0].tried == 1 && p->accept_rate.all[1].accepted == 0);
+    seq.requested_k = 4;
+    a.draft = draft_of(0, NULL, NULL);
+    a.base_len = 10;
+    arrive_answer(a);
+    assert_true(p->wished == 1 && p->granted == 0 && p->empty_us == 700);
+    seq_drop_draft(&seq);
+    a.draft = draft_of(1, (uint32_t[]){1}, NULL);
+    arrive_answer(a);
+    assert_true(p->granted == 1 && p->answers.k == 4 && p->answers.us == 700);
+    assert_int_equal(seq.proposer, 2);
+}
+
+/* The earliest of the held ones; those that are late run on. */
+static void the_next_release_is_the_earliest(void **state)
+{
+    (void)state;
+    struct seq others[2] = {{.id = 6, .req = &req, .state = SEQ_RUNNING},
+                            {.id = 7, .req = &req, .state = SEQ_RUNNING}};
+    seq_list_add(&engine.running, &others[0]);
+    seq_list_add(&engine.running, &others[1]);
+    seq.held_until_us = 300;
+    others[0].held_until_us = 200;
+    others[1].held_until_us = 250;
+    assert_true(round_release(&engine, 100) == 200);
+    assert_true(round_release(&engine, 200) == 250);
+    assert_int_equal(others[0].held_until_us, 0);
+    assert_true(seq.held_until_us == 300 && others[1].held_until_us == 250);
+}
+
+static void the_wait_lasts_until_the_last_draft(void **state)
+{
+    (void)state;
+    struct seq other = {.id = 6, .req = &req, .state = SEQ_RUNNING, .n = 10, .kv.len = 9};
+    seq_list_add(&engine.running, &other);
+    engine.n_wait_counted = 2;
+    seq.kv.len = 9;
+    seq.requested_us = 1000;
+    seq.await_us = 300;
+    other.requested_us = 900;
+    other.await_us = 350;
+    assert_true(round_wait_until_us(&engine) == 1300);
+    other.await_us = 450;
+    assert_true(round_wait_until_us(&engine) == 1350);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, make, unmake)
 
 int main(void)
@@ -284,6 +465,15 @@ int main(void)
         TEST(drafts_of_unknown_sequences_and_impossible_lengths_are_dropped),
         TEST(only_requested_drafts_are_waited_for),
         TEST(sequences_without_a_wish_wait_only_if_the_policy_counted_them),
+        TEST(the_allowed_draft_is_the_least_of_all_limits),
+        TEST(an_item_is_the_controllers_view_of_a_sequence),
+        TEST(a_round_without_drafts_has_a_row_for_each_decoding_sequence),
+        TEST(a_sequence_decodes_one_row_before_its_next_token),
+        TEST(a_draft_may_continue_the_prompt),
+        TEST(drafts_ahead_are_counted),
+        TEST(an_answer_updates_the_controller),
+        TEST(the_next_release_is_the_earliest),
+        TEST(the_wait_lasts_until_the_last_draft),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -223,6 +223,124 @@ static void a_slower_pass_size_is_learnt_soon(void **state)
     assert_true(s.row_us[3] == 175);
 }
 
+static void passes_of_2_to_the_i_rows_begin_a_size(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    for (unsigned i = 0; i < SCHED_SIZES; i++) {
+        s = of(512, 512);
+        sched_pass_done(&s, 1u << i, 1 << i);
+        sched_pass_done(&s, (2u << i) - 1, 3 * ((2 << i) - 1)); // its last one
+        for (unsigned k = 0; k < SCHED_SIZES; k++)
+            assert_true(s.row_us[k] == (k == i ? 2 : 0));
+    }
+    s = of(512, 512);
+    sched_pass_done(&s, 1u << 20, 1 << 20); // larger ones are of the last size
+    assert_true(s.row_us[SCHED_SIZES - 1] == 1);
+}
+
+/* Rows of a prompt of 5000 beside n decoding sequences. */
+static uint32_t prompt_beside(const struct sched *s, uint32_t n_decoding)
+{
+    struct sched_grant v[20];
+    v[0] = (struct sched_grant){.todo = 5000};
+    for (uint32_t i = 1; i <= n_decoding; i++)
+        v[i] = (struct sched_grant){.todo = 1};
+    uint32_t sum = sched_grant_rows(s, v, n_decoding + 1);
+    assert_int_equal(sum, v[0].rows + n_decoding);
+    return v[0].rows;
+}
+
+static void the_first_pass_takes_four_least_chunks(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    assert_int_equal(prompt_beside(&s, 0), 64);
+    assert_int_equal(prompt_beside(&s, 5), 64);
+    sched_pass_done(&s, 300, 1); // only a larger pass was timed, which was fast
+    assert_int_equal(prompt_beside(&s, 5), 507);
+}
+
+/* 7 decoding rows take 20 ms each, alone: 140 ms, so a pass may take 280 ms. */
+static void a_pass_may_take_twice_as_long_as_without_the_prompt(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    sched_pass_done(&s, 7, 140000);
+    sched_pass_done(&s, 64, 64 * 1000); // 1 ms
+    sched_pass_done(&s, 256, 256 * 1000);
+    assert_int_equal(prompt_beside(&s, 7), 280 - 7);
+    s = of(512, 512); // 2 ms each: the 100 ms hold
+    sched_pass_done(&s, 7, 14000);
+    sched_pass_done(&s, 64, 64 * 1000);
+    assert_int_equal(prompt_beside(&s, 7), 100 - 7);
+}
+
+/* A pass of 64 rows is affordable, one of 128 is not: the most of its size, 127. */
+static void a_pass_stays_within_its_size(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    sched_pass_done(&s, 1, 1);
+    sched_pass_done(&s, 64, 64 * 10);
+    sched_pass_done(&s, 128, 128 * 2000);
+    assert_int_equal(prompt_beside(&s, 1), 127 - 1);
+    s.row_us[7] = 100000. / 128; // exactly 128 rows are affordable
+    s.row_us[8] = 1000;
+    assert_int_equal(prompt_beside(&s, 1), 128 - 1);
+    s.row_us[7] = 100000. / 127;
+    assert_int_equal(prompt_beside(&s, 1), 127 - 1);
+}
+
+static void prompts_share_what_is_left_in_order(void **state)
+{
+    (void)state;
+    struct sched s = of(100, 40);
+    sched_pass_done(&s, 64, 64);
+    struct sched_grant v[] = {{.todo = 1, .draft = 9}, {.todo = 35}, {.todo = 60}, {.todo = 60}};
+    assert_int_equal(sched_grant_rows(&s, v, 4), 100);
+    assert_true(v[0].rows == 1 && v[0].draft_rows == 9);
+    assert_true(v[1].rows == 35 && v[2].rows == 40 && v[3].rows == 15);
+    assert_true(v[1].draft_rows == 0 && v[3].draft_rows == 0);
+}
+
+static void drafts_leave_a_quarter_of_the_rows_to_prompts(void **state)
+{
+    (void)state;
+    struct sched s = of(100, 512);
+    assert_int_equal(sched_draft_rows(&s, 10, 10, 0), 90);
+    assert_int_equal(sched_draft_rows(&s, 10, 10, 1), 90 / 4 * 3);
+    assert_int_equal(sched_draft_rows(&s, 100, 100, 0), 0);
+    assert_int_equal(sched_draft_rows(&s, 101, 101, 0), 0);
+    assert_int_equal(sched_draft_rows(&s, 30, 2, 0), 70); // each of 30 may want logits
+}
+
+/* More sequences than rows: the first ones decode. */
+static void the_rows_of_a_pass_are_a_limit(void **state)
+{
+    (void)state;
+    struct sched s = of(3, 512);
+    struct sched_grant v[5];
+    for (int i = 0; i < 5; i++)
+        v[i] = (struct sched_grant){.todo = 1, .draft = 2};
+    assert_int_equal(sched_grant_rows(&s, v, 5), 3);
+    for (int i = 0; i < 5; i++)
+        assert_true(v[i].rows == (i < 3) && v[i].draft_rows == 0);
+}
+
+static void a_request_that_never_waited_is_not_counted_as_passed(void **state)
+{
+    (void)state;
+    struct sched_wait w[] = {needs(0, 50, 1), needs(1, 2, 1), needs(2, 2, 1)};
+    w[0].skip = true;
+    assert_int_equal(sched_admit(w, 3, 10, 10, SECOND), 1);
+    assert_int_equal(passed[0].n, 0);
+    w[0].skip = false;
+    assert_int_equal(sched_admit(w, 3, 10, 10, SECOND), 1);
+    assert_true(passed[0].since_us == SECOND && passed[0].n == 1);
+    assert_int_equal(passed[1].n, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -243,6 +361,14 @@ int main(void)
         cmocka_unit_test(an_idle_sequence_gets_no_rows),
         cmocka_unit_test(each_pass_size_has_its_own_time),
         cmocka_unit_test(a_slower_pass_size_is_learnt_soon),
+        cmocka_unit_test(passes_of_2_to_the_i_rows_begin_a_size),
+        cmocka_unit_test(the_first_pass_takes_four_least_chunks),
+        cmocka_unit_test(a_pass_may_take_twice_as_long_as_without_the_prompt),
+        cmocka_unit_test(a_pass_stays_within_its_size),
+        cmocka_unit_test(prompts_share_what_is_left_in_order),
+        cmocka_unit_test(drafts_leave_a_quarter_of_the_rows_to_prompts),
+        cmocka_unit_test(the_rows_of_a_pass_are_a_limit),
+        cmocka_unit_test(a_request_that_never_waited_is_not_counted_as_passed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

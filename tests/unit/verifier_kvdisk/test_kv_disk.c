@@ -191,8 +191,10 @@ static void full_buffers_drop_blocks_without_waiting(void **state)
     uint64_t n = 0;
     while (put(d, 1 + n))
         n++;
-    assert_true(n >= KV_DISK_BUFFER_BYTES / BLOCK); // more if the thread has written some
+    assert_int_equal(n, KV_DISK_BUFFER_BYTES / BLOCK);
     assert_int_equal(kv_disk_counts(d).n_dropped, 1);
+    assert_int_equal(kv_disk_counts(d).n_waiting, n);
+    assert_int_equal(kv_disk_counts(d).n_written, 0); // reads precede writes
     assert_false(has(d, 1 + n));
     pthread_mutex_unlock(&thread_gate);
     kv_disk_fetched(d, queue_pop(fetched, -1));
@@ -287,11 +289,12 @@ static void a_full_disk_keeps_the_stored_blocks(void **state)
     kv_disk_free(d, FLUSH_US);
 }
 
-static void a_damaged_file_is_replaced_a_few_times(void **state)
+static void a_damaged_file_is_replaced_three_times(void **state)
 {
     (void)state;
     struct kv_disk *d = open_disk();
-    for (uint64_t key = 1; kv_disk_counts(d).on; key++) {
+    uint64_t key = 1;
+    for (; kv_disk_counts(d).on; key++) {
         assert_true(key < 10);
         faulty_vfs_fail(1, SQLITE_CORRUPT, 0);
         uint64_t n = kv_disk_counts(d).n_failed;
@@ -300,6 +303,7 @@ static void a_damaged_file_is_replaced_a_few_times(void **state)
             nap();
         assert_false(has(d, key));
     }
+    assert_int_equal(key, 1 + 4); // the fourth damage turns the tier off
     kv_disk_free(d, FLUSH_US);
 }
 
@@ -315,6 +319,67 @@ static void a_stop_waits_at_most_the_flush_time(void **state)
     kv_disk_free(d, 0);
 }
 
+/* 64 MiB of buffers: at least 8, at most 4096. 16 MiB for a fetch: 4 to 64 blocks. */
+static void memory_is_limited_for_every_block_size(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t block_bytes, n_buffers, n_fetch;
+    } cases[] = {{1000, 4096, 64},      {1 << 14, 4096, 64}, {(1 << 14) + 1, 4095, 64},
+                 {1 << 18, 256, 64},    {1 << 20, 64, 16},   {4 << 20, 16, 4},
+                 {(8 << 20) - 1, 8, 4}, {9 << 20, 8, 4}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        options.store.block_bytes = cases[i].block_bytes;
+        struct kv_disk *d = open_disk();
+        uint64_t n = 0;
+        struct kv_store_head head = head_of(++n);
+        while (kv_disk_take(d, &head, 0)) // not written, and never put
+            head = head_of(++n);
+        assert_int_equal(n - 1, cases[i].n_buffers);
+        assert_int_equal(kv_disk_counts(d).n_dropped, 1);
+        struct kv_disk_fetch *f = kv_disk_fetch(d);
+        assert_int_equal(f->max, cases[i].n_fetch);
+        kv_disk_fetched(d, f);
+        kv_disk_free(d, 0);
+    }
+}
+
+/* By the clock of the options, or that of the system. */
+static void a_block_expires_after_its_time_to_live(void **state)
+{
+    (void)state;
+    struct kv_disk *d = open_disk();
+    assert_true(put(d, 1));
+    time_s += TTL - 1;
+    assert_true(has(d, 1));
+    time_s += 1;
+    assert_false(has(d, 1));
+    kv_disk_free(d, FLUSH_US);
+    options.now_s = NULL;
+    d = open_disk();
+    assert_false(has(d, 1)); // it is decades old
+    assert_true(put(d, 1));
+    assert_true(has(d, 1));
+    kv_disk_free(d, FLUSH_US);
+}
+
+static void limits_that_are_too_small_or_large_are_refused(void **state)
+{
+    (void)state;
+    struct kv_disk *d = NULL;
+    options.store.max_bytes = KV_STORE_MIN_BYTES - 1;
+    assert_int_equal(kv_disk_new(&options, &d), -EINVAL);
+    assert_string_equal(fail_text(), "a KV store needs at least 256 MiB");
+    options.store.max_bytes = KV_STORE_MIN_BYTES;
+    options.store.block_bytes = (16 << 20) + 1;
+    assert_int_equal(kv_disk_new(&options, &d), -EINVAL);
+    assert_string_equal(fail_text(), "a KV block of 16777217 bytes is too large for the KV store, "
+                                     "the maximum is 16777216");
+    assert_null(d);
+    options.store.block_bytes = 16 << 20;
+    kv_disk_free(open_disk(), 0);
+}
+
 int main(void)
 {
     faulty_vfs_init();
@@ -328,8 +393,11 @@ int main(void)
         TEST(the_number_of_fetches_is_limited),
         TEST(a_disk_error_turns_only_the_tier_off),
         TEST(a_full_disk_keeps_the_stored_blocks),
-        TEST(a_damaged_file_is_replaced_a_few_times),
+        TEST(a_damaged_file_is_replaced_three_times),
         TEST(a_stop_waits_at_most_the_flush_time),
+        TEST(memory_is_limited_for_every_block_size),
+        TEST(a_block_expires_after_its_time_to_live),
+        TEST(limits_that_are_too_small_or_large_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
