@@ -4,7 +4,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/err.h"
 #include "base/rng.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 #include "lib/oracles/prop_contract.h"
 #include "lib/oracles/suffix_scan.h"
@@ -237,6 +239,62 @@ static void the_pool_stays_within_its_limit(void **state)
     assert_true(mallinfo2().uordblks <= used + 32768); // the table of tenants may have grown
 }
 
+/* ---- memory ---- */
+
+/* Bytes that a sequence requests when it grows to n tokens. */
+static size_t bytes_to(void *shared, struct prop_seq *s, uint32_t n)
+{
+    s->n = n;
+    struct prop_context c = {.tokens = s->tokens, .n = n};
+    failing_at(0);
+    assert_int_equal(prop_suffix.grow(shared, s->state, &c), 0);
+    return failing_bytes();
+}
+
+/* An index has space for a quarter more and 1024 tokens. It has 4/3 as many slots for each of four
+ * lengths, and the four places before each. */
+static void an_index_grows_by_a_quarter_and_1024_tokens(void **state)
+{
+    (void)state;
+    void *shared = must_open();
+    struct prop_seq s = prop_seq_new(&prop_suffix, shared);
+    assert_int_equal(bytes_to(shared, &s, 1000), 16 * (2274 + 3036));
+    assert_int_equal(bytes_to(shared, &s, 2273), 0);
+    assert_int_equal(bytes_to(shared, &s, 2274), 16 * (3866 + 5156));
+    prop_seq_done(&s);
+    prop_suffix.close(shared);
+}
+
+static void without_memory_a_sequence_cannot_grow(void **state)
+{
+    (void)state;
+    void *shared = NULL;
+    int r = -ENOMEM;
+    for (unsigned n = 1; r < 0; n++) {
+        failing_at(n);
+        r = prop_suffix.open(&shared);
+        assert_true(r == (failing_has_failed() ? -ENOMEM : 0));
+        assert_true(n < 20);
+        if (n == 1)
+            assert_string_equal(fail_text(), "suffix: no memory");
+    }
+    for (unsigned n = 1; n <= 2; n++) {
+        struct prop_seq s = prop_seq_new(&prop_suffix, shared);
+        struct prop_context c = {.tokens = s.tokens, .n = 10};
+        failing_at(n);
+        assert_int_equal(prop_suffix.grow(shared, s.state, &c), -ENOMEM);
+        assert_true(failing_has_failed());
+        assert_string_equal(fail_text(), "no memory for 1036 tokens");
+        prop_seq_done(&s);
+    }
+    struct prop_seq s = prop_seq_new(&prop_suffix, shared);
+    struct prop_context huge = {.tokens = s.tokens, .n = 3500000000u}; // with spare above 2^32
+    assert_int_equal(prop_suffix.grow(shared, s.state, &huge), -ENOMEM);
+    assert_string_equal(fail_text(), "suffix: no memory for 3500000000 tokens");
+    prop_seq_done(&s);
+    prop_suffix.close(shared);
+}
+
 /* ---- against the scan ---- */
 
 /* The outputs of a tenant that the pool should have: tokens [first, n). */
@@ -361,6 +419,8 @@ int main(void)
         cmocka_unit_test_setup(tenants_of_one_bucket_share_nothing, prop_defaults),
         cmocka_unit_test_setup(new_outputs_replace_the_oldest, prop_defaults),
         cmocka_unit_test_setup(the_pool_stays_within_its_limit, prop_defaults),
+        cmocka_unit_test_setup(an_index_grows_by_a_quarter_and_1024_tokens, prop_defaults),
+        cmocka_unit_test_setup(without_memory_a_sequence_cannot_grow, prop_defaults),
         cmocka_unit_test_setup(the_index_equals_the_scan, prop_defaults),
         cmocka_unit_test_setup(sequences_may_be_served_by_several_threads, prop_defaults),
     };
