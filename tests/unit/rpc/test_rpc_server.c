@@ -278,10 +278,8 @@ static void each_refusal_is_counted_and_the_first_one_logged(void **state)
     call_refused("/test/Inner");
     const char *log = logged_end();
     assert_true(metrics_value(m) == before + 4);
-    assert_int_equal(logged_count(log, "call refused method=/test/Secret role=client from=unix:"),
-                     1);
-    assert_int_equal(logged_count(log, "call refused method=/test/Inner role=client from=unix:"),
-                     1);
+    assert_int_equal(logged_count(log, "call refused method=/test/Secret role=client from="), 1);
+    assert_int_equal(logged_count(log, "call refused method=/test/Inner role=client from="), 1);
     assert_int_equal(logged_count(log, "\n"), 2);
 }
 
