@@ -494,6 +494,18 @@ static Tandem__V1__SequenceDraft *draft_ahead(Tandem__V1__Drafts **ret)
     return d;
 }
 
+static void a_draft_ahead_without_tokens_stays_empty(void **state)
+{
+    (void)state;
+    struct request a = {0};
+    round_of(&a, (uint32_t[]){1, 0, 0, 0, 0});
+    a.seqs[0].verifying = (uint32_t[]){70, 10};
+    a.seqs[0].n_verifying = 2;
+    take(&a.msg, 1);
+    batch_draft(batch);
+    must_answer(1, 1, (uint64_t[]){0}, 0);
+}
+
 static void a_draft_ahead_begins_with_the_tokens_being_verified(void **state)
 {
     (void)state;
@@ -626,6 +638,14 @@ static void a_sequence_with_an_id_is_logged_when_it_comes(void **state)
     a.seqs[0].trace = rpc_text(TRACE);
     text = log_of(&a.msg);
     assert_int_equal(logged_count(text, "id=cmpl-1 trace=" TRACE " stream=7 seq=0 prompt=5"), 1);
+    char longest[TRACE_REQUEST_MAX + 2], line[200];
+    memset(longest, 'x', TRACE_REQUEST_MAX + 1);
+    longest[TRACE_REQUEST_MAX + 1] = 0;
+    a.seqs[0].id = rpc_text(longest);
+    text = log_of(&a.msg);
+    longest[TRACE_REQUEST_MAX] = 0; // it is cut
+    snprintf(line, sizeof(line), "sequence id=%s trace=", longest);
+    assert_int_equal(logged_count(text, line), 1);
     a.seqs[0].close = true;
     assert_int_equal(logged_count(log_of(&a.msg), "sequence"), 0);
     a.seqs[0].close = false;
@@ -907,6 +927,23 @@ static void a_round_has_at_most_4096_sequences(void **state)
     assert_string_equal(fail_text(), "a round of 4097 sequences is beyond the limit of 4096");
 }
 
+static void rounds_may_wait_together(void **state)
+{
+    (void)state;
+    static struct request all[20];
+    restart(N_SEQS * 20, POINT_AND_SPARSE);
+    for (uint32_t i = 0; i < 20; i++) {
+        all[i] = (struct request){0};
+        take(round_of(&all[i], (uint32_t[]){1, 2, 3, 4, 5}), i);
+        assert_int_equal(batch_n_open(batch), N_SEQS * (i + 1));
+    }
+    batch_draft(batch);
+    assert_int_equal(n_asked, N_SEQS * 20);
+    for (uint32_t i = 0; i < 20; i++)
+        must_answer(i, N_SEQS, (uint64_t[]){0, 1, 2, 3, 4}, 2);
+    assert_null(answer(0));
+}
+
 static void a_list_without_its_last_round_continues(void **state)
 {
     (void)state;
@@ -1006,6 +1043,8 @@ int main(void)
                                         stop),
         cmocka_unit_test_setup_teardown(a_hint_is_the_draft_and_the_proposer_is_not_asked, start,
                                         stop),
+        cmocka_unit_test_setup_teardown(a_draft_ahead_without_tokens_stays_empty, start, stop),
+        cmocka_unit_test_setup_teardown(rounds_may_wait_together, start, stop),
         cmocka_unit_test_setup_teardown(a_draft_ahead_begins_with_the_tokens_being_verified, start,
                                         stop),
         cmocka_unit_test_setup_teardown(q_is_sent_with_the_draft_and_modes_not_offered_become_point,
