@@ -16,6 +16,7 @@ struct sum_seq {
 };
 
 static int n_done, n_ended;
+static uint32_t last_n; // length of the last context that has ended
 
 static void sum_done(void *shared, void *seq, const struct prop_context *c)
 {
@@ -23,6 +24,8 @@ static void sum_done(void *shared, void *seq, const struct prop_context *c)
     (void)seq;
     __atomic_add_fetch(&n_done, 1, __ATOMIC_RELAXED);
     __atomic_add_fetch(&n_ended, c != NULL, __ATOMIC_RELAXED);
+    if (c)
+        __atomic_store_n(&last_n, c->n, __ATOMIC_RELAXED);
 }
 
 static void sum_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
@@ -280,9 +283,14 @@ static void seq_done_has_the_context_only_if_the_sequence_has_ended(void **state
     assert_int_equal(n_done, 5);
     assert_int_equal(n_ended, 0);
     ask(s, 2, 7, 0, 14, 3);
+    u = update_of(7, 14, 15, 3);
+    u.verifying = counting;
+    u.n_verifying = 2;
+    apply(s, 2, &u, 0, &d);
     u = (struct session_update){.seq = 7, .close = true};
     apply(s, 2, &u, 0, &d);
     assert_int_equal(n_ended, 1);
+    assert_int_equal(last_n, 15); // without the tokens that were being verified
     ask(s, 2, 8, 0, 1000, 1);
     u = update_of(8, 1000, 1001, 1); // too long: it has ended for the proposer
     apply(s, 2, &u, 0, &d);
@@ -690,6 +698,7 @@ static void the_length_of_the_prompt_may_change(void **state)
         assert_int_equal(asked.context.n_prompt, known[i]);
         assert_int_equal(asked.context.n, 10 + i);
         assert_true(asked.p_min == 0.25f);
+        assert_true(asked.sampling.params.top_p == 1 && asked.sampling.params.repetition == 1);
         sessions_end(s, e);
     }
 }
