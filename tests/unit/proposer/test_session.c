@@ -16,7 +16,8 @@ struct sum_seq {
 };
 
 static int n_done, n_ended;
-static uint32_t last_n; // length of the last context that has ended
+static uint32_t last_n;    // length of the last context that has ended
+static uint32_t last_keep; // of the last cut
 
 static void sum_done(void *shared, void *seq, const struct prop_context *c)
 {
@@ -33,6 +34,7 @@ static void sum_cut(void *shared, void *seq, const struct prop_context *c, uint3
     (void)shared;
     struct sum_seq *s = seq;
     assert_int_equal(s->n, c->n);
+    __atomic_store_n(&last_keep, keep, __ATOMIC_RELAXED);
     for (; s->n > keep; s->n--)
         s->sum -= c->tokens[s->n - 1];
 }
@@ -315,7 +317,9 @@ static void tokens_being_verified_stay_if_they_are_committed(void **state)
         assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_DRAFT);
         uint32_t sum = 55 + 11 + 12 + 13 + 14;
         assert_int_equal(d.tokens[0], n_accepted < 4 ? sum - (11 + n_accepted) + 99 : sum);
+        last_keep = 14;
         assert_int_equal(ask(s, 1, 7, 10, 11 + n_accepted, 1), SESSION_DRAFT); // checks the sum
+        assert_int_equal(last_keep, 10 + n_accepted);
     }
 }
 
@@ -750,6 +754,47 @@ static void without_memory_a_session_needs_its_context_or_has_no_hint_or_bans(vo
     }
 }
 
+static size_t bytes_of_new(uint32_t max_sessions)
+{
+    const struct sessions_config c = {.ops = &sum_ops, .max_sessions = max_sessions};
+    AUTO(sessions_free) struct sessions *s = NULL;
+    failing_at(0);
+    assert_int_equal(sessions_new(&c, &s), 0);
+    return failing_bytes();
+}
+
+/* A table of 16, 32, 64 ... pointers, as many as sessions or more. */
+static void the_table_has_a_place_for_each_session(void **state)
+{
+    (void)state;
+    size_t least = bytes_of_new(1);
+    assert_int_equal(bytes_of_new(16), least);
+    assert_int_equal(bytes_of_new(17), least + 16 * sizeof(void *));
+    assert_int_equal(bytes_of_new(32), least + 16 * sizeof(void *));
+    assert_int_equal(bytes_of_new(1000), least + 1008 * sizeof(void *));
+}
+
+static size_t bytes_of_session(size_t seq_size)
+{
+    struct prop_ops ops = sum_ops;
+    ops.seq_size = seq_size;
+    const struct sessions_config c = {
+        .ops = &ops, .max_sessions = 4, .max_tokens = 1000, .max_context = 1000, .k_max = 8};
+    AUTO(sessions_free) struct sessions *s = NULL;
+    assert_int_equal(sessions_new(&c, &s), 0);
+    struct prop_ask asked;
+    struct session_update u = update_of(7, 0, 10, 3);
+    failing_at(0);
+    sessions_end(s, must_begin(s, &u, &asked));
+    return failing_bytes();
+}
+
+static void a_session_has_space_for_the_proposers_state(void **state)
+{
+    (void)state;
+    assert_int_equal(bytes_of_session(5000), bytes_of_session(1000) + 4000);
+}
+
 static void without_memory_there_are_no_sessions(void **state)
 {
     (void)state;
@@ -905,6 +950,8 @@ int main(void)
         cmocka_unit_test(a_draft_ahead_may_reach_max_context),
         cmocka_unit_test(the_length_of_the_prompt_may_change),
         cmocka_unit_test(without_memory_a_session_needs_its_context_or_has_no_hint_or_bans),
+        cmocka_unit_test(the_table_has_a_place_for_each_session),
+        cmocka_unit_test(a_session_has_space_for_the_proposers_state),
         cmocka_unit_test(without_memory_there_are_no_sessions),
         cmocka_unit_test(streams_on_many_threads_share_the_limits),
     };

@@ -536,7 +536,10 @@ static void without_memory_there_is_no_draft(void **state)
         assert_string_equal(fail_text(), "cascade: no memory for a sequence");
         prop_seq_done(&s);
     }
-    struct prop_seq s = seq_of(10);
+    struct prop_seq s = prop_seq_new(&prop_cascade, shared);
+    failing_at(0);
+    prop_seq_update(&s, 0, (uint32_t[]){1, 2, 3}, 3);
+    assert_int_equal(failing_bytes(), 2 * sizeof(uint32_t)); // the states of both members
     struct draft got;
     struct prop_ask ask = ask_of(&s, DRAFT_POINT, &got);
     failing_at(1);
