@@ -900,7 +900,8 @@ static void drain_calls(struct rpc_server *s, unsigned grace_ms)
         r = pthread_cond_clockwait(&s->idle, &s->mu, CLOCK_MONOTONIC, &until);
     pthread_mutex_unlock(&s->mu);
     for_each_call(s, abort_call);
-    stop_core(s);
+    if (s->workers[0].thread) // else nobody would tell that the core has stopped; it has no calls
+        stop_core(s);
     pthread_mutex_lock(&s->mu);
     while (s->n_calls)
         pthread_cond_wait(&s->idle, &s->mu);

@@ -396,6 +396,11 @@ static void idle_sessions_are_dropped_on_request(void **state)
     assert_int_equal(n_sessions(), 2);
     draft_thread_expire(thread);
     AWAIT(n_sessions() == 0);
+    for (int i = 2; i <= 3; i++) { // once
+        must_push(1, 2, 5);
+        rpc_rig_await(&seen.answers, i);
+        assert_int_equal(n_sessions(), 2);
+    }
 }
 
 /* A sanitizer sees Rounds that are not freed, stop() references to their call. */
@@ -421,6 +426,30 @@ static void without_memory_a_round_is_refused_and_not_counted(void **state)
     }
     must_push(1, 1, 5);
     rpc_rig_await(&seen.answers, 1);
+}
+
+static bool no_threads;
+
+int __real_pthread_create(pthread_t *t, const pthread_attr_t *attr, void *(*run)(void *),
+                          void *arg);
+int __wrap_pthread_create(pthread_t *t, const pthread_attr_t *attr, void *(*run)(void *),
+                          void *arg);
+int __wrap_pthread_create(pthread_t *t, const pthread_attr_t *attr, void *(*run)(void *), void *arg)
+{
+    return no_threads ? EAGAIN : __real_pthread_create(t, attr, run, arg);
+}
+
+static void without_a_thread_there_are_no_drafts(void **state)
+{
+    (void)state;
+    const struct draft_thread_config c = config();
+    struct draft_thread *d = NULL;
+    no_threads = true;
+    int r = draft_thread_new(&c, &d);
+    no_threads = false;
+    assert_int_equal(r, -EAGAIN);
+    assert_string_equal(fail_text(), "cannot start the draft thread");
+    assert_null(d);
 }
 
 static void without_memory_there_is_no_thread(void **state)
@@ -460,6 +489,7 @@ int main(void)
         TEST(idle_sessions_are_dropped_on_request),
         TEST(rounds_that_still_wait_are_freed_with_the_thread),
         TEST(without_memory_a_round_is_refused_and_not_counted),
+        TEST(without_a_thread_there_are_no_drafts),
         TEST(without_memory_there_is_no_thread),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,13 @@
 /* test_rpc_core.c - what rpc passes to gRPC core, the queue of unsent messages, and the memory of
  * unpacked ones. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <tandem/v1/proposer.pb-c.h>
+#include <unistd.h>
 #include "lib/rigs/rpc_rig.h"
 #include "rpc/rpc_base.h"
 
@@ -113,6 +119,109 @@ static void a_client_pings_after_10_s_and_reconnects_within_500_ms(void **state)
     client_settings(NULL, 64 << 20, 10000, 5000);
     client_settings(&(struct rpc_client_options){.max_message = 1000, .keepalive_ms = 900}, 1000,
                     900, 450);
+}
+
+/* ---- threads ---- */
+
+static unsigned n_created, failing_thread; // the n-th one fails; 0: none
+
+int __real_pthread_create(pthread_t *t, const pthread_attr_t *attr, void *(*run)(void *),
+                          void *arg);
+int __wrap_pthread_create(pthread_t *t, const pthread_attr_t *attr, void *(*run)(void *),
+                          void *arg);
+int __wrap_pthread_create(pthread_t *t, const pthread_attr_t *attr, void *(*run)(void *), void *arg)
+{
+    n_created++;
+    return n_created == failing_thread ? EAGAIN : __real_pthread_create(t, attr, run, arg);
+}
+
+static void threads_of(unsigned n_threads, unsigned want)
+{
+    struct rpc_server *s;
+    n_created = failing_thread = 0;
+    assert_int_equal(rpc_server_new(&(struct rpc_server_options){.n_threads = n_threads}, &s), 0);
+    assert_int_equal(n_created, want);
+    rpc_server_stop(s, 0);
+}
+
+static void a_server_has_one_thread_or_as_many_as_requested(void **state)
+{
+    (void)state;
+    threads_of(0, 1);
+    threads_of(1, 1);
+    threads_of(3, 3);
+}
+
+static void must_lack_a_thread(int r)
+{
+    assert_int_equal(r, -EAGAIN);
+    assert_string_equal(fail_text(), "cannot start a thread: Resource temporarily unavailable");
+}
+
+static void without_a_thread_there_is_no_server_and_no_client(void **state)
+{
+    (void)state;
+    struct rpc_server *s;
+    struct rpc_client *c;
+    for (failing_thread = 1; failing_thread <= 3; failing_thread++) {
+        n_created = 0;
+        must_lack_a_thread(rpc_server_new(&(struct rpc_server_options){.n_threads = 3}, &s));
+    }
+    n_created = 0;
+    failing_thread = 1;
+    must_lack_a_thread(rpc_client_new("unix:/tmp/tandem-nobody.sock", NULL, &c));
+    n_created = 0;
+    failing_thread = 2; // the one that accepts connections
+    char folder[] = "/tmp/tandem-test-rpc-XXXXXX", target[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(target, sizeof(target), "unix:%s/s.sock", folder);
+    assert_int_equal(rpc_server_new(&(struct rpc_server_options){0}, &s), 0);
+    assert_int_equal(rpc_server_listen(s, target), 1);
+    must_lack_a_thread(rpc_server_start(s));
+    rpc_server_stop(s, 0);
+    assert_int_equal(rmdir(folder), 0);
+    failing_thread = 0;
+}
+
+/* ---- mistakes in our code ---- */
+
+#define METHODS 65
+
+/* Adds n methods with these roles; the path of the last one is that of the first one. */
+static void add_methods(unsigned n, unsigned roles, bool same_path)
+{
+    static char paths[METHODS][24];
+    static struct rpc_method methods[METHODS];
+    struct rpc_server *s;
+    assert_int_equal(rpc_server_new(&(struct rpc_server_options){0}, &s), 0);
+    for (unsigned i = 0; i < n; i++) {
+        snprintf(paths[i], sizeof(paths[i]), "/test/%u", same_path && i == n - 1 ? 0 : i);
+        methods[i] = (struct rpc_method){.path = paths[i], .roles = roles};
+        rpc_server_add(s, &methods[i], NULL);
+    }
+    rpc_server_stop(s, 0);
+}
+
+static bool add_aborts(unsigned n, unsigned roles, bool same_path)
+{
+    int status;
+    pid_t pid = fork();
+    if (!pid) {
+        signal(SIGABRT, SIG_DFL);
+        add_methods(n, roles, same_path);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+}
+
+static void methods_that_cannot_be_served_end_the_process(void **state)
+{
+    (void)state;
+    add_methods(64, RPC_ROLE_ANY, false);
+    assert_true(add_aborts(65, RPC_ROLE_ANY, false));
+    assert_true(add_aborts(1, 0, false)); // nobody may call it
+    assert_true(add_aborts(2, RPC_ROLE_ANY, true));
 }
 
 /* ---- unsent messages ---- */
@@ -295,6 +404,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_server_pings_after_30_s_and_takes_64_mib),
         cmocka_unit_test(a_client_pings_after_10_s_and_reconnects_within_500_ms),
+        cmocka_unit_test(a_server_has_one_thread_or_as_many_as_requested),
+        cmocka_unit_test(without_a_thread_there_is_no_server_and_no_client),
+        cmocka_unit_test(methods_that_cannot_be_served_end_the_process),
         cmocka_unit_test(unsent_messages_keep_their_order),
         cmocka_unit_test(on_drain_is_due_when_half_of_the_mark_is_left),
         cmocka_unit_test(the_message_in_flight_outlives_a_clear),

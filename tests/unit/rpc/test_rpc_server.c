@@ -17,7 +17,7 @@
 
 static struct {
     int started, fired, cancelled, ended;
-    char order[16];
+    char order[32];
     struct rpc_call *call; // the last one of Timed, with a reference
 } seen;
 
@@ -82,6 +82,40 @@ static void on_end(struct rpc_call *c)
     rpc_rig_bump(&seen.ended);
 }
 
+/* Sends more than its mark, and ends. */
+static void brief_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    (void)req;
+    rpc_call_send(c, rpc_rig_text(2000));
+    rpc_call_finish(c, RPC_OK, NULL);
+}
+
+static void fire_on_drain(struct rpc_call *c)
+{
+    fire(c, 'd');
+}
+
+/* Ends when the client does; the status tells whether there were messages. */
+static void told_message(struct rpc_call *c, struct rpc_msg *msg)
+{
+    if (msg)
+        assert_true(rpc_call_received(c));
+    else
+        rpc_call_finish(c, rpc_call_received(c) ? RPC_OK : RPC_NOT_FOUND, NULL);
+}
+
+static const struct rpc_method brief = {.path = "/test/Brief",
+                                        .roles = RPC_ROLE_CLIENT,
+                                        .drain_mark = 1000,
+                                        .on_start = brief_start,
+                                        .on_drain = fire_on_drain,
+                                        .on_end = on_end},
+                               told = {.path = "/test/Told",
+                                       .roles = RPC_ROLE_CLIENT,
+                                       .reads_stream = true,
+                                       .on_message = told_message,
+                                       .on_end = on_end};
+
 static const struct rpc_method timed = {.path = "/test/Timed",
                                         .roles = RPC_ROLE_CLIENT,
                                         .on_start = timed_start,
@@ -117,8 +151,9 @@ static int start(void **state)
     assert_non_null(mkdtemp(rig.folder));
     snprintf(rig.path, sizeof(rig.path), "%s/s.sock", rig.folder);
     snprintf(rig.target, sizeof(rig.target), "unix:%s", rig.path);
-    assert_int_equal(rpc_server_new(&(struct rpc_server_options){0}, &rig.server), 0);
-    static const struct rpc_method *const all[] = {&timed, &patient, &kept, &secret, &inner};
+    assert_int_equal(rpc_server_new(&(struct rpc_server_options){.linger_ms = 20}, &rig.server), 0);
+    static const struct rpc_method *const all[] = {&timed, &patient, &kept, &secret,
+                                                   &inner, &brief,   &told};
     for (size_t i = 0; i < ARRAY_LEN(all); i++)
         rpc_server_add(rig.server, all[i], NULL);
     assert_int_equal(rpc_server_listen(rig.server, rig.target), 1);
@@ -224,6 +259,66 @@ static void an_aborted_call_ends_with_its_status(void **state)
         assert_true(t.messages < 8);
         assert_int_equal(rpc_rig_count(&seen.cancelled), stuck);
     }
+}
+
+/* Only finished answers must be read within linger_ms. */
+static void a_call_that_is_not_finished_may_wait_for_its_client(void **state)
+{
+    (void)state;
+    struct rpc_tally t, timer;
+    struct rpc_stream *s = rpc_rig_open(&rig, "/test/Kept", &t);
+    rpc_stream_pause(s);
+    rpc_stream_send(s, rpc_rig_ids(1, 1));
+    rpc_stream_close(s);
+    rpc_rig_await(&seen.started, 1);
+    for (int i = 0; i < 8; i++)
+        assert_true(rpc_call_send(seen.call, rpc_rig_text(1 << 20)) > 0);
+    for (int i = 0; i < 3; i++) { // 30 ms each
+        struct rpc_stream *other = rpc_rig_call(&rig, "/test/Timed", 1, 1, &timer);
+        rpc_rig_finish(other, &timer, RPC_OK);
+    }
+    assert_false(rpc_call_cancelled(seen.call));
+    rpc_stream_unpause(s);
+    rpc_rig_await(&t.messages, 8);
+    rpc_call_finish(seen.call, RPC_OK, NULL);
+    rpc_call_unref(seen.call);
+    rpc_rig_finish(s, &t, RPC_OK);
+}
+
+static void on_drain_does_not_come_after_the_status(void **state)
+{
+    (void)state;
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_call(&rig, "/test/Brief", 1, 1, &t);
+    rpc_rig_finish(s, &t, RPC_OK);
+    rpc_rig_await(&seen.ended, 1);
+    assert_int_equal(t.messages, 1);
+    assert_int_equal(seen.fired, 0);
+}
+
+static void a_closed_stream_has_no_on_drain(void **state)
+{
+    (void)state;
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(&rig, "/test/Told", &t);
+    assert_true(rpc_stream_send(s, rpc_rig_ids(1, 200 << 10)) > 128 << 10); // above its mark
+    rpc_stream_close(s);
+    rpc_rig_await_end(&t, RPC_OK);
+    assert_int_equal(t.drains, 0);
+    assert_int_equal(rpc_stream_send(s, rpc_rig_ids(1, 1)), -ECANCELED);
+    rpc_stream_free(s);
+    rpc_stream_free(NULL);
+}
+
+static void a_call_knows_whether_it_has_received_a_message(void **state)
+{
+    (void)state;
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(&rig, "/test/Told", &t);
+    rpc_stream_close(s);
+    rpc_rig_finish(s, &t, RPC_NOT_FOUND);
+    s = rpc_rig_call(&rig, "/test/Told", 1, 1, &t);
+    rpc_rig_finish(s, &t, RPC_OK);
 }
 
 static void a_reply_of_another_type_is_malformed(void **state)
@@ -421,6 +516,10 @@ int main(void)
         TEST(a_server_counts_its_calls),
         TEST(a_long_sentence_is_cut_at_the_client),
         TEST(an_aborted_call_ends_with_its_status),
+        TEST(a_call_that_is_not_finished_may_wait_for_its_client),
+        TEST(on_drain_does_not_come_after_the_status),
+        TEST(a_closed_stream_has_no_on_drain),
+        TEST(a_call_knows_whether_it_has_received_a_message),
         RPC_RIG_TEST(a_reply_of_another_type_is_malformed),
         TEST(a_refusal_names_the_roles_and_the_way),
         TEST(each_refusal_is_counted_and_the_first_one_logged),
