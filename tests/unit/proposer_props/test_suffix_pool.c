@@ -85,7 +85,15 @@ static void the_ring_is_filled_exactly_before_tokens_are_dropped(void **state)
     assert_int_equal(next_of(p, "c", 30, 31), 32);
 }
 
-/* More owners than the first table has, in few buckets. */
+static uint32_t n_used_slots(const struct suffix_pool *p, unsigned length)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < p->grams.n_slots; i++)
+        n += p->grams.slots[(size_t)length * p->grams.n_slots + i] != 0;
+    return n;
+}
+
+/* More owners than the first table has, in few buckets. Places of dropped tokens leave no slots. */
 static void many_owners_come_and_go(void **state)
 {
     (void)state;
@@ -93,7 +101,7 @@ static void many_owners_come_and_go(void **state)
     char owner[16];
     for (uint32_t i = 0; i < 1000; i++) {
         snprintf(owner, sizeof(owner), "owner %u", i);
-        add(p, owner, TOKENS(1, 1000 + i));
+        add(p, owner, TOKENS(5000 + i, 1000 + i));
         assert_int_equal(suffix_pool_tokens(p), i < 200 ? 3 * i + 3 : 600);
         for (uint32_t k = 0; k <= i; k += i > 300 ? 97 : 1) {
             snprintf(owner, sizeof(owner), "owner %u", k);
@@ -105,6 +113,8 @@ static void many_owners_come_and_go(void **state)
     }
     assert_in_range(p->n_owners, 201, 202); // numbers are used again
     assert_int_equal(p->max_owners, 448);   // 64, then twice as many and 64
+    assert_int_equal(n_used_slots(p, 0), 200);
+    assert_int_equal(n_used_slots(p, 1), 0);
 }
 
 /* At the end of the positions all outputs are dropped. */
@@ -185,6 +195,17 @@ static void a_pool_has_46_bytes_per_token(void **state)
     assert_true(size_of_pool(1 << 20, 1 << 20) <= 46 << 20);
 }
 
+static void an_index_of_any_size_can_be_made(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n < 10; n++) {
+        struct ngram_index g = {0};
+        assert_int_equal(ngram_index_init(&g, n, n), 0);
+        assert_int_equal(g.n_slots, n / 3 * 4 + 4);
+        ngram_index_done(&g);
+    }
+}
+
 static void without_memory_there_is_no_pool_and_nothing_is_added(void **state)
 {
     (void)state;
@@ -219,6 +240,7 @@ int main(void)
         cmocka_unit_test(a_restart_reuses_no_freed_number),
         cmocka_unit_test(a_view_has_the_owner_and_the_valid_positions),
         cmocka_unit_test(a_pool_has_46_bytes_per_token),
+        cmocka_unit_test(an_index_of_any_size_can_be_made),
         cmocka_unit_test(without_memory_there_is_no_pool_and_nothing_is_added),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
