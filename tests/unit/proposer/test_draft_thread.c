@@ -56,10 +56,11 @@ static int stub_grow(void *shared, void *seq, const struct prop_context *c)
 static void stub_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
 {
     (void)shared;
+    bool waits = is_held; // before the test sees that this draft has begun, and releases it
     if (seen.drafts < (int)ARRAY_LEN(seen.n_asks))
         seen.n_asks[seen.drafts] = n;
     rpc_rig_bump(&seen.drafts);
-    if (is_held)
+    if (waits)
         sem_wait(&may_draft);
     for (uint32_t i = 0; i < n; i++) {
         if (asks[i]->context.tokens[asks[i]->context.n - 1] == TOKEN_OPEN)
