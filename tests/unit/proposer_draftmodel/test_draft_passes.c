@@ -3,11 +3,14 @@
 #include <string.h>
 #include "lib/lib.h"
 #include "lib/rigs/draft_rig.h"
+#include "lib/rigs/manager.h"
 #include "model/forward.h"
 
 /* ---- time, and the passes ---- */
 
 static int64_t now_us = 1000000, row_us = 10;
+static int64_t step_us;  // from one reading of the clock to the next
+static unsigned n_reads; // of the clock
 static struct {
     uint32_t n_rows, n_logits;
 } passes[400];
@@ -16,7 +19,8 @@ static uint32_t n_passes;
 int64_t __wrap_clock_us(void);
 int64_t __wrap_clock_us(void)
 {
-    return now_us;
+    n_reads++;
+    return now_us += step_us;
 }
 
 void __real_forward_run(struct forward *f, const struct pass_plan *plan);
@@ -410,6 +414,37 @@ static void a_sequence_is_idle_after_64_calls(void **state)
     prop_seq_done(&b);
 }
 
+/* ---- loading ---- */
+
+/* How often a load that takes this time requests more of it from the service manager. */
+static unsigned n_extensions(int64_t load_us)
+{
+    unsigned n_extend = 0, n_status = 0;
+    draft_rig_close();
+    n_reads = 0;
+    draft_rig_open();
+    draft_rig_close();
+    assert_int_equal(manager_open(NULL), 0);
+    step_us = load_us / n_reads;
+    draft_rig_open();
+    step_us = 0;
+    for (const char *text; *(text = manager_message());) {
+        n_extend += strcmp(text, "EXTEND_TIMEOUT_USEC=30000000") == 0;
+        n_status += strncmp(text, "STATUS=loading the draft model: ", 32) == 0;
+    }
+    manager_close(NULL);
+    assert_int_equal(n_extend, n_status);
+    return n_extend;
+}
+
+static void a_long_load_reports_once_a_second(void **state)
+{
+    (void)state;
+    assert_int_equal(n_extensions(800000), 0);
+    assert_int_equal(n_extensions(1500000), 1);
+    assert_int_equal(n_extensions(2500000), 2);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, start, stop)
 
 int main(void)
@@ -427,6 +462,7 @@ int main(void)
         TEST(at_most_eight_rows_may_be_missing_for_a_draft_ahead),
         TEST(a_pass_has_at_most_32_rows_with_logits),
         TEST(a_sequence_is_idle_after_64_calls),
+        TEST(a_long_load_reports_once_a_second),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
