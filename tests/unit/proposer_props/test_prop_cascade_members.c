@@ -507,6 +507,8 @@ static void members_that_do_not_fit_are_refused_and_closed(void **state)
     assert_string_equal(fail_text(), "cascade: x and y have different vocabularies");
     assert_int_equal(open_cascade("aba", "score"), -EINVAL);
     assert_string_equal(fail_text(), "cascade: a is listed twice");
+    assert_int_equal(open_cascade("abb", "score"), -EINVAL);
+    assert_string_equal(fail_text(), "cascade: b is listed twice");
     assert_int_equal(open_cascade("ax", "score"), -EINVAL);
     assert_string_equal(fail_text(), "cascade: \"x\" is not a proposer that it can contain");
     assert_int_equal(open_cascade("", "score"), -EINVAL);

@@ -101,6 +101,29 @@ static void a_draft_ends_where_it_is_improbable(void **state)
     assert_int_equal(draft_of(TOKENS(7, 1, 8, 7, 2, 9, 7), 4).n, 1);
 }
 
+/* 32 places for each of the four lengths of n-grams, each with another next token. */
+static void as_many_places_as_possible_may_have_different_tokens(void **state)
+{
+    (void)state;
+    static const uint32_t tail[] = {10, 11, 12, 13, 14, 15, 16, 17};
+    static const uint32_t lengths[] = {8, 4, 2, 1};
+    uint32_t tokens[1000], n = 0;
+    for (uint32_t l = 0; l < 4; l++) {
+        for (uint32_t i = 0; i < SUFFIX_LOOK_MAX; i++) {
+            for (uint32_t t = 8 - lengths[l]; t < 8; t++)
+                tokens[n++] = tail[t];
+            tokens[n++] = 100 + 2 * (l * SUFFIX_LOOK_MAX + i);
+            tokens[n++] = 101 + 2 * (l * SUFFIX_LOOK_MAX + i);
+        }
+    }
+    memcpy(tokens + n, tail, sizeof(tail));
+    prop_suffix_settings.min_prob = 0;
+    struct draft d = draft_of(tokens, n + 8, 8);
+    assert_int_equal(d.n, 8); // one of the longest matches
+    for (uint32_t i = 0; i < 8; i++)
+        assert_true(d.survival[i] == 1 / 32.f);
+}
+
 static void periodic_text_is_continued(void **state)
 {
     (void)state;
@@ -410,6 +433,7 @@ int main(void)
         cmocka_unit_test_setup(survival_is_the_product_of_the_frequencies, prop_defaults),
         cmocka_unit_test_setup(a_draft_is_as_long_as_its_match_allows, prop_defaults),
         cmocka_unit_test_setup(a_draft_ends_where_it_is_improbable, prop_defaults),
+        cmocka_unit_test_setup(as_many_places_as_possible_may_have_different_tokens, prop_defaults),
         cmocka_unit_test_setup(periodic_text_is_continued, prop_defaults),
         cmocka_unit_test_setup(an_output_is_found_by_another_sequence, prop_defaults),
         cmocka_unit_test_setup(an_output_counts_once_after_its_session_was_dropped, prop_defaults),
