@@ -1,6 +1,6 @@
 /* locks.c - which locks a thread holds, in programs linked with the --wrap options of locks
- * (tests/CMakeLists.txt). A thread that releases a lock which it does not hold ends the program: glibc
- * ignores that mistake. */
+ * (tests/CMakeLists.txt). A thread that releases a lock which it does not hold ends the program.
+ * glibc ignores that mistake. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -644,6 +644,21 @@ static void a_busy_session_is_not_evicted(void **state)
     assert_int_equal(ask(s, 1, 4, 0, 10, 1), SESSION_DRAFT);
 }
 
+static void tokens_of_a_busy_session_are_not_evicted(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(10, 100);
+    struct session_update u = update_of(1, 0, 10, 1);
+    struct prop_ask asked;
+    struct session *e = must_begin(s, &u, &asked); // 76 tokens
+    assert_int_equal(ask(s, 1, 2, 0, 10, 1), SESSION_NEED_CONTEXT);
+    assert_int_equal(n_sessions(s), 1);
+    assert_int_equal(stats_of(s).n_evicted, 0);
+    sessions_end(s, e);
+    assert_int_equal(ask(s, 1, 2, 0, 10, 1), SESSION_DRAFT);
+    assert_int_equal(n_sessions(s), 1);
+}
+
 static uint64_t tokens_with_hint(uint64_t max_tokens, uint32_t n_hint)
 {
     static uint32_t hint[HINT_TOKENS_MAX + 1];
@@ -946,6 +961,7 @@ int main(void)
         cmocka_unit_test(a_context_reserves_a_quarter_more_and_64_tokens),
         cmocka_unit_test(contexts_may_fill_max_tokens_exactly),
         cmocka_unit_test(a_busy_session_is_not_evicted),
+        cmocka_unit_test(tokens_of_a_busy_session_are_not_evicted),
         cmocka_unit_test(a_hint_is_stored_within_its_limits),
         cmocka_unit_test(a_draft_ahead_may_reach_max_context),
         cmocka_unit_test(the_length_of_the_prompt_may_change),

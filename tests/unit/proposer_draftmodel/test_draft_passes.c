@@ -1,5 +1,5 @@
-/* test_draft_passes.c - how many passes the draft model runs, with how many rows, and when it stops.
- * A row of a pass takes a time that the test sets. */
+/* test_draft_passes.c - how many passes the draft model runs, with how many rows, and when it
+ * stops. A row of a pass takes a time that the test sets. */
 #include <string.h>
 #include "lib/lib.h"
 #include "lib/rigs/draft_rig.h"
@@ -146,7 +146,7 @@ static void a_chunk_has_at_most_256_rows_and_leaves_the_last_one(void **state)
     prop_seq_done(&s);
 }
 
-/* What is missing after a chunk may run with the draft. */
+/* Rows that are missing after a chunk may run with the draft. */
 static void the_reading_ends_eight_rows_before_the_end(void **state)
 {
     (void)state;
@@ -201,7 +201,7 @@ static void an_ask_waits_for_half_of_its_time(void **state)
     }
     prop_seq_done(&a);
     second.done = false;
-    second.until_us = now_us + 10000; // the first one is not read any more
+    second.until_us = now_us + 10000; // the first one is no longer read
     draft_once(&second);
     assert_false(second.done);
     prop_seq_done(&b);

@@ -1,5 +1,5 @@
-/* test_prop_cascade_members.c - the cascade with members whose drafts the test knows: which member is
- * asked, which draft is sent, and what is passed on. */
+/* test_prop_cascade_members.c - the cascade with members whose drafts the test knows: which member
+ * drafts, which draft is sent, and what is passed on. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -173,8 +173,8 @@ static void a_view_has_the_owner_and_the_valid_positions(void **state)
     suffix_pool_unlock(p);
 }
 
-/* Tokens and owners, 16 tokens per bucket, 4/3 slots per token for each of four lengths, and the four
- * places before each. Sizes are powers of two, slots are not. */
+/* Tokens and owners, 16 tokens per bucket, 4/3 slots per token for each of four lengths, and the
+ * four places before each. Sizes are powers of two, slots are not. */
 static size_t size_of_pool(uint32_t max_tokens, uint32_t size)
 {
     return sizeof(struct suffix_pool) + 8 * size + size / 16 * 4 + (max_tokens / 3 * 4 + 4) * 16 +

@@ -111,7 +111,7 @@ static void a_watcher_of_a_stopping_server_is_ended(void **state)
     rpc_stream_free(s);
 }
 
-/* Only who serves is told that it stops to. */
+/* Watchers of a service that does not serve get no further status. */
 static void a_stop_notifies_the_watchers_of_what_serves(void **state)
 {
     struct rpc_rig *r = *state;

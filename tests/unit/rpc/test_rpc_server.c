@@ -1,4 +1,4 @@
-/* test_rpc_server.c - a server's addresses, refusals by role, timers of calls, and ends of calls. */
+/* test_rpc_server.c - a server's addresses, refusals by role, timers of calls, ends of calls. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
