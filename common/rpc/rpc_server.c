@@ -286,12 +286,10 @@ static bool has_port(const char *addr)
     return n >= 1 && n <= 5 && !colon[1 + n] && atoi(colon + 1) <= 65535;
 }
 
+/* For the system, the slashes of unix:///path are one. */
 static int listen_unix(struct rpc_server *s, const char *addr, mode_t mode, enum door_kind door)
 {
-    const char *path = addr + 5;
-    if (strncmp(path, "//", 2) == 0) // unix:///path
-        path += 2;
-    return rpc_listen_unix(&s->listen, path, mode, door);
+    return rpc_listen_unix(&s->listen, addr + 5, mode, door);
 }
 
 /* Whether a client without another role may call something. Methods for all roles do not count. */
