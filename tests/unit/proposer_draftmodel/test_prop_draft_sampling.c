@@ -428,6 +428,28 @@ static void a_sparse_q_sums_exactly_and_has_the_likeliest_tokens(void **state)
     draft_rig_close();
 }
 
+/* At this temperature all tokens are equally likely. */
+static void of_equally_likely_tokens_a_sparse_q_has_the_first_ones(void **state)
+{
+    (void)state;
+    draft_rig_open();
+    struct prop_seq s = draft_rig_story(40);
+    const struct dist_params how[] = {{.temperature = 1e30f, .top_p = 1, .repetition = 1},
+                                      {.top_p = 1, .repetition = 1}}; // one token, then the others
+    struct draft d = drawn(&s, DRAFT_SPARSE, 2, how[0]);
+    for (uint32_t i = 0; i < 2 * 64; i++)
+        assert_int_equal(d.q->ids[i], i % 64);
+    free(d.q);
+    d = drawn(&s, DRAFT_SPARSE, 1, how[1]);
+    for (uint32_t i = 1, id = 0; i < 64; i++, id++) {
+        id += id == d.q->ids[0];
+        assert_int_equal(d.q->ids[i], id);
+    }
+    free(d.q);
+    prop_seq_done(&s);
+    draft_rig_close();
+}
+
 /* The survival estimate and the length of the draft do not depend on the drawn token. */
 static void tokens_are_drawn_from_the_q_that_is_sent(void **state)
 {
@@ -587,6 +609,8 @@ int main(void)
         cmocka_unit_test_setup(banned_tokens_are_not_drafted_ahead, prop_defaults),
         cmocka_unit_test_setup(a_draft_continues_after_eos_only_with_ignore_eos, prop_defaults),
         cmocka_unit_test_setup(a_sparse_q_sums_exactly_and_has_the_likeliest_tokens, prop_defaults),
+        cmocka_unit_test_setup(of_equally_likely_tokens_a_sparse_q_has_the_first_ones,
+                               prop_defaults),
         cmocka_unit_test_setup(tokens_are_drawn_from_the_q_that_is_sent, prop_defaults),
         cmocka_unit_test_setup(a_dense_q_is_the_whole_distribution, prop_defaults),
         cmocka_unit_test_setup(a_draft_ends_where_confidence_is_below_p_min, prop_defaults),
