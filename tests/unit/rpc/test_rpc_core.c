@@ -183,6 +183,25 @@ static void without_a_thread_there_is_no_server_and_no_client(void **state)
     failing_thread = 0;
 }
 
+/* ---- TLS ---- */
+
+static void the_three_files_of_tls_are_set_together(void **state)
+{
+    (void)state;
+    for (unsigned set = 0; set < 8; set++) { // bit i: the i-th one is set
+        char nowhere[] = "/nowhere/x.pem";
+        struct rpc_tls paths = {.cert = set & 1 ? nowhere : NULL,
+                                .key = set & 2 ? nowhere : NULL,
+                                .ca = set & 4 ? nowhere : NULL};
+        int r = rpc_tls_init(&paths);
+        assert_int_equal(r, set == 0 ? 0 : set == 7 ? -ENOENT : -EINVAL);
+        if (r == -EINVAL)
+            assert_string_equal(fail_text(), "rpc_tls_cert, rpc_tls_key and rpc_tls_ca must be set "
+                                             "together: one is missing");
+        assert_false(rpc_tls_on());
+    }
+}
+
 /* ---- mistakes in our code ---- */
 
 #define METHODS 65
@@ -406,6 +425,7 @@ int main(void)
         cmocka_unit_test(a_client_pings_after_10_s_and_reconnects_within_500_ms),
         cmocka_unit_test(a_server_has_one_thread_or_as_many_as_requested),
         cmocka_unit_test(without_a_thread_there_is_no_server_and_no_client),
+        cmocka_unit_test(the_three_files_of_tls_are_set_together),
         cmocka_unit_test(methods_that_cannot_be_served_end_the_process),
         cmocka_unit_test(unsent_messages_keep_their_order),
         cmocka_unit_test(on_drain_is_due_when_half_of_the_mark_is_left),
