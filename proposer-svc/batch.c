@@ -103,10 +103,10 @@ static void put_verifying_first(const struct answer *a, struct draft *draft)
 {
     uint32_t n = a->ask.context.n_verifying;
     for (uint32_t i = draft->n; i-- > 0;) {
-        int32_t parent = draft->tree ? draft->parents[i] : (int32_t)i - 1;
         draft->tokens[i + n] = draft->tokens[i];
         draft->survival[i + n] = draft->survival[i];
-        draft->parents[i + n] = parent + (int32_t)n;
+        if (draft->tree)
+            draft->parents[i + n] = draft->parents[i] + (int32_t)n;
     }
     for (uint32_t i = 0; i < n; i++) {
         draft->tokens[i] = a->to->verifying[i];

@@ -23,12 +23,6 @@ static uint32_t match_length(const struct hint *h, const struct prop_context *c,
     return m;
 }
 
-/* Distance from the lost position. Positions after it are nearer than all positions before it. */
-static uint32_t distance(const struct hint *h, uint32_t at)
-{
-    return at > h->at ? at - h->at : HINT_TOKENS_MAX + h->at - at;
-}
-
 /* Searches the new position: the longest match, and the nearest of equally long ones. */
 static void find_position(struct hint *h, const struct prop_context *c)
 {
@@ -43,7 +37,8 @@ static void find_position(struct hint *h, const struct prop_context *c)
         best = at;
         longest = m;
     }
-    h->is_lost = longest < 2 && (!longest || distance(h, best) > NEAR);
+    bool is_near = best > h->at && best - h->at <= NEAR; // false without a match
+    h->is_lost = longest < 2 && !is_near;
     if (h->is_lost)
         return;
     h->at = best;

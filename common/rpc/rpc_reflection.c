@@ -23,7 +23,7 @@ struct view {
 static uint64_t read_varint(struct view *v)
 {
     uint64_t x = 0;
-    for (int shift = 0; v->len && shift < 64; shift += 7) {
+    for (int shift = 0; v->len; shift += 7) {
         uint8_t byte = *v->at++;
         v->len--;
         x |= (uint64_t)(byte & 0x7f) << shift;
@@ -33,20 +33,17 @@ static uint64_t read_varint(struct view *v)
     return x;
 }
 
-/* Reads the next field of a message; false at its end. Values of varint fields are skipped. */
+/* Reads the next field of a message; false at its end. Values of varint fields are skipped. The
+ * messages of proto/ have no fields of fixed width. */
 static bool next_field(struct view *v, unsigned *ret_number, struct view *ret_value)
 {
     if (!v->len)
         return false;
     uint64_t key = read_varint(v);
     *ret_number = (unsigned)(key >> 3);
-    size_t n = 0;
+    size_t n = read_varint(v);
     if ((key & 7) == 0)
-        read_varint(v);
-    else
-        n = (key & 7) == 2 ? read_varint(v) : (key & 7) == 1 ? 8 : 4;
-    if (n > v->len)
-        n = v->len;
+        n = 0;
     *ret_value = (struct view){v->at, n};
     v->at += n;
     v->len -= n;

@@ -294,12 +294,10 @@ static bool has_port(const char *addr)
     return n >= 1 && n <= 5 && !colon[1 + n] && atoi(colon + 1) <= 65535;
 }
 
+/* For the system, the slashes of unix:///path are one. */
 static int listen_unix(struct rpc_server *s, const char *addr, mode_t mode, enum door_kind door)
 {
-    const char *path = addr + 5;
-    if (strncmp(path, "//", 2) == 0) // unix:///path
-        path += 2;
-    return rpc_listen_unix(&s->listen, path, mode, door);
+    return rpc_listen_unix(&s->listen, addr + 5, mode, door);
 }
 
 /* Whether a client without another role may call something. Methods for all roles do not count. */
@@ -969,7 +967,8 @@ static void drain_calls(struct rpc_server *s, unsigned grace_ms)
         r = pthread_cond_clockwait(&s->idle, &s->mu, CLOCK_MONOTONIC, &until);
     pthread_mutex_unlock(&s->mu);
     for_each_call(s, abort_call);
-    stop_core(s);
+    if (s->workers[0].thread) // else nobody would tell that the core has stopped; it has no calls
+        stop_core(s);
     pthread_mutex_lock(&s->mu);
     while (s->n_calls)
         pthread_cond_wait(&s->idle, &s->mu);

@@ -101,18 +101,24 @@ void prop_ask_all(const struct prop_ops *ops, void *shared, struct prop_ask **as
     }
 }
 
+/* A greedy ask. *to is not empty, as the proposer must set it. */
+static struct prop_ask ask_of(const struct prop_seq *s, uint32_t k, struct draft *to)
+{
+    memset(to, 0xa5, sizeof(*to));
+    to->q = NULL;
+    return (struct prop_ask){.seq = s->state,
+                             .context = context_of(s),
+                             .max_depth = k,
+                             .max_nodes = k,
+                             .sampling.params = {.top_p = 1, .repetition = 1},
+                             .until_us = INT64_MAX,
+                             .to = to};
+}
+
 struct draft prop_seq_draft(const struct prop_seq *s, uint32_t k)
 {
     struct draft d;
-    memset(&d, 0xa5, sizeof(d));
-    d.q = NULL;
-    struct prop_ask ask = {.seq = s->state,
-                           .context = context_of(s),
-                           .max_depth = k,
-                           .max_nodes = k,
-                           .sampling.params = {.top_p = 1, .repetition = 1},
-                           .until_us = INT64_MAX,
-                           .to = &d};
+    struct prop_ask ask = ask_of(s, k, &d);
     prop_ask_all(s->ops, s->shared, (struct prop_ask *[]){&ask}, 1);
     assert_true(d.n <= k);
     for (uint32_t i = 0; i < d.n; i++) {
@@ -205,6 +211,28 @@ static void test_every_k(const struct prop_ops *ops, void *shared, uint32_t n_vo
     prop_seq_done(&s);
 }
 
+static void test_several_asks(const struct prop_ops *ops, void *shared, uint32_t n_vocab)
+{
+    enum { N = 3 };
+    struct prop_seq s[N];
+    struct draft together[N];
+    struct prop_ask asks[N], *all[N];
+    uint32_t tokens[64];
+    for (uint32_t i = 0; i < N; i++) {
+        random_tokens(tokens, 64, n_vocab, 30 + i);
+        s[i] = prop_seq_new(ops, shared);
+        prop_seq_update(&s[i], 0, tokens, 40 + i * 8);
+        asks[i] = ask_of(&s[i], 4, &together[i]);
+        all[i] = &asks[i];
+    }
+    prop_ask_all(ops, shared, all, N);
+    for (uint32_t i = 0; i < N; i++) {
+        struct draft alone = prop_seq_draft(&s[i], 4);
+        prop_same_draft(&together[i], &alone);
+        prop_seq_done(&s[i]);
+    }
+}
+
 void prop_contract(const struct prop_ops *ops, uint32_t n_vocab)
 {
     void *shared = NULL;
@@ -215,6 +243,7 @@ void prop_contract(const struct prop_ops *ops, uint32_t n_vocab)
     test_keep_none_some_all(ops, shared, n_vocab);
     test_two_interleaved(ops, shared, n_vocab);
     test_every_k(ops, shared, n_vocab);
+    test_several_asks(ops, shared, n_vocab);
     if (ops->close)
         ops->close(shared);
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <tandem/v1/proposer.pb-c.h>
+#include <tandem/v1/stats.pb-c.h>
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/err.h"
@@ -17,6 +18,9 @@
 #include "lib/clients/drafts_client.h"
 #include "lib/lib.h"
 #include "lib/clients/proposers.h"
+#include "lib/rigs/child.h"
+#include "lib/rigs/manager.h"
+#include "lib/rigs/rpc_rig.h"
 #include "rpc/rpc.h"
 
 #define WAIT_US 2000000  // for answers that may be missing
@@ -614,13 +618,19 @@ static void a_verifier_that_does_not_read_is_disconnected(void **state)
 
 /* ---- the program itself ---- */
 
+static char *program_path(void)
+{
+    static char path[4096];
+    const char *bin = getenv("TANDEM_BIN");
+    snprintf(path, sizeof(path), "%s/proposer-svc", bin ? bin : BINARY_DIR);
+    return path;
+}
+
 static pid_t must_spawn(void)
 {
-    const char *bin = getenv("TANDEM_BIN");
-    char program[4096],
-        *argv[] = {program, (char *)"--listen", targets[0], (char *)"--log-level", (char *)"error",
-                   NULL};
-    snprintf(program, sizeof(program), "%s/proposer-svc", bin ? bin : BINARY_DIR);
+    char *program = program_path();
+    char *argv[] = {program, (char *)"--listen", targets[0], (char *)"--log-level", (char *)"error",
+                    NULL};
     pid_t pid;
     int r = posix_spawn(&pid, program, NULL, NULL, argv, environ);
     if (r != 0)
@@ -702,6 +712,144 @@ static void sigterm_ends_the_service_immediately(void **state)
     assert_true(drafts_client_wait_usable(a, 0, false));
 }
 
+/* The service on the first socket, with up to six further arguments. */
+static struct child must_start(const char *const *more)
+{
+    const char *args[9] = {"--listen", targets[0]};
+    for (unsigned i = 0; more[i]; i++)
+        args[2 + i] = more[i];
+    return child_start(program_path(), args);
+}
+
+#define MUST_START(...) must_start((const char *const[]){__VA_ARGS__, NULL})
+
+/* Skips notifications until one that begins with this text. */
+static void await_notification(const char *begin)
+{
+    int64_t until_us = clock_us() + MUST_US;
+    for (const char *text = ""; strncmp(text, begin, strlen(begin)) != 0;) {
+        assert_true(clock_us() < until_us);
+        text = manager_message();
+        if (!*text)
+            poll(NULL, 0, 2);
+    }
+}
+
+static void the_service_manager_is_told_of_start_life_and_end(void **state)
+{
+    setenv("WATCHDOG_USEC", "4000000", 1);
+    assert_int_equal(manager_open(state), 0);
+    struct child c = MUST_START("--drain-timeout", "0.3");
+    await_notification("READY=1\nSTATUS=serving");
+    for (int i = 0; i < 3; i++) // about one a second
+        await_notification("WATCHDOG=1");
+    child_signal(&c, SIGHUP);
+    free(child_wait_log(&c, "SIGHUP ignored: no certificates to reload"));
+    child_stop(&c);
+    await_notification("STOPPING=1\nEXTEND_TIMEOUT_USEC=30300000");
+    manager_close(state);
+}
+
+static uint32_t stored_sessions(struct rpc_client *c)
+{
+    Tandem__V1__GetStatsRequest req = TANDEM__V1__GET_STATS_REQUEST__INIT;
+    ProtobufCMessage *m = NULL;
+    struct rpc_status st = rpc_unary(c, "/tandem.v1.Stats/GetStats", NULL, &req.base,
+                                     &tandem__v1__stats_reply__descriptor, &m);
+    assert_int_equal(st.code, RPC_OK);
+    uint32_t n = ((Tandem__V1__StatsReply *)m)->sessions;
+    protobuf_c_message_free_unpacked(m, NULL);
+    return n;
+}
+
+static void an_idle_sequence_is_dropped(void **state)
+{
+    (void)state;
+    struct child p = MUST_START("--idle-timeout", "1.5");
+    AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
+    AUTO(rpc_client_free) struct rpc_client *c = NULL;
+    assert_int_equal(rpc_client_new(targets[0], NULL, &c), 0);
+    assert_true(drafts_client_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 4, 100);
+    int64_t since_us = clock_us(), n = stored_sessions(c);
+    assert_int_equal(n, 4);
+    while (stored_sessions(c)) {
+        assert_true(clock_us() - since_us < MUST_US);
+        poll(NULL, 0, 20);
+    }
+    assert_true(clock_us() - since_us > 1000000);
+    child_stop(&p);
+}
+
+struct described {
+    const char *args[7];
+    const char *kind;
+    uint32_t k_max, max_context;
+};
+
+static void must_describe(const struct described *want)
+{
+    struct child p = must_start(want->args);
+    AUTO(rpc_client_free) struct rpc_client *c = NULL;
+    Tandem__V1__DescribeRequest req = TANDEM__V1__DESCRIBE_REQUEST__INIT;
+    ProtobufCMessage *m = NULL;
+    struct rpc_options patient = {.timeout_us = MUST_US, .wait_for_ready = true};
+    free(child_wait_log(&p, "serving proposer="));
+    assert_int_equal(rpc_client_new(targets[0], NULL, &c), 0);
+    struct rpc_status st = rpc_unary(c, "/tandem.v1.Proposer/Describe", &patient, &req.base,
+                                     &tandem__v1__describe_reply__descriptor, &m);
+    assert_int_equal(st.code, RPC_OK);
+    const Tandem__V1__DescribeReply *d = (const Tandem__V1__DescribeReply *)m;
+    assert_int_equal(d->kind.len, strlen(want->kind));
+    assert_memory_equal(d->kind.data, want->kind, d->kind.len);
+    assert_int_equal(d->k_max, want->k_max);
+    assert_int_equal(d->max_context, want->max_context);
+    protobuf_c_message_free_unpacked(m, NULL);
+    assert_int_equal(rpc_rig_health(c, "tandem.v1.Proposer"), 1); // SERVING
+    child_stop(&p);
+}
+
+static void describe_has_the_settings_and_the_models_limit(void **state)
+{
+    (void)state;
+#define MODEL "--draft-model=" SOURCE_DIR "/models/tales-1m-q8_0.gguf"
+    static const struct described all[] = {
+        {{NULL}, "ngram", 20, 1048576},
+        {{"--name=x", "--k-max=7", "--max-context=64"}, "x", 7, 64},
+        {{"--proposer=draft", MODEL, "--draft-context=64"}, "draft", 20, 64},
+        {{"--proposer=draft", MODEL, "--draft-context=64", "--max-context=63"}, "draft", 20, 63}};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++)
+        must_describe(&all[i]);
+}
+
+/* Waits for the end of the process, which must have printed the text. Returns its status. */
+static int exit_status(struct child *c, const char *text)
+{
+    siginfo_t info;
+    size_t len;
+    assert_int_equal(waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOWAIT), 0);
+    AUTO(mem_free) char *log = lib_read(c->log, &len);
+    if (!strstr(log, text))
+        fail_msg("'%s' is not in: %s", text, log);
+    return child_wait(c);
+}
+
+static void a_start_that_fails_ends_with_status_1_and_the_reason(void **state)
+{
+    (void)state;
+    static const char *const refused[][3] = {
+        {"--proposer=eagle", NULL, "proposer must be one of"},
+        {"--ngram-min=5", NULL, "ngram_min 5 is above ngram_max 4"},
+        {"--listen=nowhere", NULL, "cannot listen on nowhere"},
+        {"--rpc-tls-cert=x", NULL, "must be set together"}};
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
+        struct child c = must_start(refused[i]);
+        assert_int_equal(exit_status(&c, refused[i][2]), 1);
+    }
+    struct child help = MUST_START("--help");
+    assert_int_equal(exit_status(&help, "Drafts the next tokens for verifiers."), 0);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, name_sockets, clean_up)
 
 int main(void)
@@ -729,6 +877,10 @@ int main(void)
         TEST(a_stopped_proposer_costs_bounded_memory_and_no_time),
         TEST(a_killed_proposer_is_found_again),
         TEST(sigterm_ends_the_service_immediately),
+        TEST(the_service_manager_is_told_of_start_life_and_end),
+        TEST(an_idle_sequence_is_dropped),
+        TEST(describe_has_the_settings_and_the_models_limit),
+        TEST(a_start_that_fails_ends_with_status_1_and_the_reason),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

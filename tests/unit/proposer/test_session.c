@@ -2,9 +2,12 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include "base/err.h"
 #include "base/rng.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
+#include "proposer-svc/hint.h"
 #include "proposer-svc/session.h"
 
 /* A proposer that drafts the sum of its context, so that a wrong context gives a wrong draft. */
@@ -13,6 +16,8 @@ struct sum_seq {
 };
 
 static int n_done, n_ended;
+static uint32_t last_n;    // length of the last context that has ended
+static uint32_t last_keep; // of the last cut
 
 static void sum_done(void *shared, void *seq, const struct prop_context *c)
 {
@@ -20,6 +25,8 @@ static void sum_done(void *shared, void *seq, const struct prop_context *c)
     (void)seq;
     __atomic_add_fetch(&n_done, 1, __ATOMIC_RELAXED);
     __atomic_add_fetch(&n_ended, c != NULL, __ATOMIC_RELAXED);
+    if (c)
+        __atomic_store_n(&last_n, c->n, __ATOMIC_RELAXED);
 }
 
 static void sum_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
@@ -27,6 +34,7 @@ static void sum_cut(void *shared, void *seq, const struct prop_context *c, uint3
     (void)shared;
     struct sum_seq *s = seq;
     assert_int_equal(s->n, c->n);
+    __atomic_store_n(&last_keep, keep, __ATOMIC_RELAXED);
     for (; s->n > keep; s->n--)
         s->sum -= c->tokens[s->n - 1];
 }
@@ -148,11 +156,16 @@ static struct session *must_begin(struct sessions *s, const struct session_updat
     return e;
 }
 
-static uint32_t n_sessions(struct sessions *s)
+static struct sessions_stats stats_of(struct sessions *s)
 {
     struct sessions_stats stats;
     sessions_stats(s, &stats);
-    return stats.n_sessions;
+    return stats;
+}
+
+static uint32_t n_sessions(struct sessions *s)
+{
+    return stats_of(s).n_sessions;
 }
 
 static int count(void **state)
@@ -272,9 +285,14 @@ static void seq_done_has_the_context_only_if_the_sequence_has_ended(void **state
     assert_int_equal(n_done, 5);
     assert_int_equal(n_ended, 0);
     ask(s, 2, 7, 0, 14, 3);
+    u = update_of(7, 14, 15, 3);
+    u.verifying = counting;
+    u.n_verifying = 2;
+    apply(s, 2, &u, 0, &d);
     u = (struct session_update){.seq = 7, .close = true};
     apply(s, 2, &u, 0, &d);
     assert_int_equal(n_ended, 1);
+    assert_int_equal(last_n, 15); // without the tokens that were being verified
     ask(s, 2, 8, 0, 1000, 1);
     u = update_of(8, 1000, 1001, 1); // too long: it has ended for the proposer
     apply(s, 2, &u, 0, &d);
@@ -299,7 +317,9 @@ static void tokens_being_verified_stay_if_they_are_committed(void **state)
         assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_DRAFT);
         uint32_t sum = 55 + 11 + 12 + 13 + 14;
         assert_int_equal(d.tokens[0], n_accepted < 4 ? sum - (11 + n_accepted) + 99 : sum);
+        last_keep = 14;
         assert_int_equal(ask(s, 1, 7, 10, 11 + n_accepted, 1), SESSION_DRAFT); // checks the sum
+        assert_int_equal(last_keep, 10 + n_accepted);
     }
 }
 
@@ -401,6 +421,10 @@ static void a_contradictory_update_is_refused(void **state)
     assert_string_equal(fail_text(), "sequence 7: 9 tokens do not lead from keep 0 to base_len 10");
     u = (struct session_update){.seq = 7, .keep = 5, .base_len = 3, .n_tokens = (size_t)-2};
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &d), -EINVAL);
+    u.n_tokens = UINT32_MAX - 1; // 3 - 5 in 32 bits
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &d), -EINVAL);
+    assert_string_equal(fail_text(),
+                        "sequence 7: 4294967294 tokens do not lead from keep 5 to base_len 3");
 }
 
 static void a_busy_session_takes_no_update(void **state)
@@ -525,6 +549,279 @@ static void max_nodes_leaves_a_token_after_the_verified_ones(void **state)
                         "sequence 7: max_nodes 4 leaves none after the 4 being verified");
 }
 
+/* An update that is valid up to a limit of `length`, and how the next length is refused. */
+struct bounded {
+    size_t offset; // of the length in struct session_update
+    size_t limit;
+    const char *text; // of the refusal of limit + 1
+};
+
+static void must_be_bounded(const struct bounded *b)
+{
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct session *e;
+    struct prop_ask ask;
+    enum session_answer a;
+    struct session_update u = update_of(7, 0, 10, 3);
+    u.tenant = u.model = (const uint8_t *)counting;
+    u.verifying = counting;
+    memcpy((char *)&u + b->offset, &b->limit, sizeof(size_t));
+    sessions_end(s, must_begin(s, &u, &ask));
+    memcpy((char *)&u + b->offset, &(size_t){b->limit + 1}, sizeof(size_t));
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), -EINVAL);
+    assert_string_equal(fail_text(), b->text);
+}
+
+static void each_length_of_an_update_has_its_limit(void **state)
+{
+    (void)state;
+    static const struct bounded all[] = {
+        {offsetof(struct session_update, tenant_len), PROP_TENANT_MAX,
+         "sequence 7: the tenant has 65 bytes, at most 64 are allowed"},
+        {offsetof(struct session_update, model_len), PROP_MODEL_MAX,
+         "sequence 7: the model has 33 bytes, at most 32 are allowed"},
+        {offsetof(struct session_update, n_verifying), DRAFT_MAX_NODES - 1,
+         "sequence 7: 64 tokens are being verified, at most 63 are allowed"}};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++)
+        must_be_bounded(&all[i]);
+}
+
+/* ---- limits of memory ---- */
+
+static void a_context_reserves_a_quarter_more_and_64_tokens(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t keep, base_len, n_tokens;
+    } steps[] = {{0, 10, 76},      {10, 76, 76},     {76, 77, 160},   {77, 160, 160},
+                 {160, 20, 160},   {20, 500, 689},   {500, 700, 939}, {700, 939, 939},
+                 {939, 940, 1000}, {940, 1000, 1000}};
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    for (size_t i = 0; i < ARRAY_LEN(steps); i++) {
+        uint32_t keep = steps[i].keep < steps[i].base_len ? steps[i].keep : 0;
+        assert_int_equal(ask(s, 1, 7, keep, steps[i].base_len, 3), SESSION_DRAFT);
+        assert_int_equal(stats_of(s).n_tokens, steps[i].n_tokens);
+    }
+    struct draft d;
+    struct session_update u = update_of(8, 0, 10, 3);
+    u.verifying = counting;
+    u.n_verifying = 6;
+    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_DRAFT);
+    assert_int_equal(stats_of(s).n_tokens, 1000 + 16 + 4 + 64);
+}
+
+static void contexts_may_fill_max_tokens_exactly(void **state)
+{
+    (void)state;
+    for (unsigned missing = 0; missing < 2; missing++) {
+        AUTO(sessions_free) struct sessions *s = sessions_of(100, 3 * 76 - missing);
+        for (uint64_t seq = 1; seq <= 3; seq++)
+            assert_int_equal(ask(s, 1, seq, 0, 10, 1), SESSION_DRAFT);
+        assert_int_equal(n_sessions(s), 3 - missing);
+        assert_int_equal(stats_of(s).n_evicted, missing);
+        assert_int_equal(ask(s, 1, 1, 10, 11, 1), missing ? SESSION_NEED_CONTEXT : SESSION_DRAFT);
+        assert_int_equal(ask(s, 1, 3, 10, 11, 1), SESSION_DRAFT);
+    }
+}
+
+static void a_busy_session_is_not_evicted(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(2, 10000);
+    struct session_update u = update_of(1, 0, 10, 1);
+    struct prop_ask asked;
+    struct session *e = must_begin(s, &u, &asked);
+    assert_int_equal(ask(s, 1, 2, 0, 10, 1), SESSION_DRAFT);
+    assert_int_equal(ask(s, 1, 3, 0, 10, 1), SESSION_DRAFT); // instead of 2, which is newer
+    assert_int_equal(ask(s, 1, 2, 10, 11, 1), SESSION_NEED_CONTEXT);
+    u = update_of(3, 10, 11, 1);
+    struct session *second = must_begin(s, &u, &asked);
+    assert_int_equal(ask(s, 1, 4, 0, 10, 1), SESSION_NEED_CONTEXT); // both are busy
+    assert_int_equal(n_sessions(s), 2);
+    assert_int_equal(stats_of(s).n_evicted, 1);
+    sessions_end(s, e);
+    sessions_end(s, second);
+    assert_int_equal(ask(s, 1, 4, 0, 10, 1), SESSION_DRAFT);
+}
+
+static void tokens_of_a_busy_session_are_not_evicted(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(10, 100);
+    struct session_update u = update_of(1, 0, 10, 1);
+    struct prop_ask asked;
+    struct session *e = must_begin(s, &u, &asked); // 76 tokens
+    assert_int_equal(ask(s, 1, 2, 0, 10, 1), SESSION_NEED_CONTEXT);
+    assert_int_equal(n_sessions(s), 1);
+    assert_int_equal(stats_of(s).n_evicted, 0);
+    sessions_end(s, e);
+    assert_int_equal(ask(s, 1, 2, 0, 10, 1), SESSION_DRAFT);
+    assert_int_equal(n_sessions(s), 1);
+}
+
+static uint64_t tokens_with_hint(uint64_t max_tokens, uint32_t n_hint)
+{
+    static uint32_t hint[HINT_TOKENS_MAX + 1];
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, max_tokens);
+    struct prop_ask asked;
+    struct session_update u = update_of(1, 0, 10, 3);
+    u.hint = hint;
+    u.n_hint = n_hint;
+    sessions_end(s, must_begin(s, &u, &asked));
+    uint64_t n = stats_of(s).n_tokens;
+    u = update_of(1, 10, 10, 3);
+    u.hint = hint;
+    u.n_hint = 1; // a second one is ignored
+    if (n > 76) {
+        sessions_end(s, must_begin(s, &u, &asked));
+        assert_int_equal(stats_of(s).n_tokens, n);
+    }
+    return n;
+}
+
+static void a_hint_is_stored_within_its_limits(void **state)
+{
+    (void)state;
+    assert_int_equal(tokens_with_hint(80, 4), 80);
+    assert_int_equal(tokens_with_hint(79, 4), 76); // max_tokens leaves no space
+    uint32_t max = HINT_TOKENS_MAX;
+    assert_int_equal(tokens_with_hint(100000, max - 1), 76 + max - 1);
+    assert_int_equal(tokens_with_hint(100000, max), 76 + max);
+    assert_int_equal(tokens_with_hint(100000, max + 1), 76 + max);
+}
+
+static void a_draft_ahead_may_reach_max_context(void **state)
+{
+    (void)state;
+    for (uint32_t n_verifying = 4; n_verifying <= 5; n_verifying++) {
+        AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+        struct draft d;
+        struct session_update u = update_of(7, 0, 996, 3);
+        u.verifying = counting;
+        u.n_verifying = n_verifying;
+        assert_int_equal(apply(s, 1, &u, 0, &d), n_verifying == 4 ? SESSION_DRAFT : SESSION_EMPTY);
+    }
+}
+
+static void the_length_of_the_prompt_may_change(void **state)
+{
+    (void)state;
+    static const uint32_t sent[] = {0, 3, 0, 5}, known[] = {0, 3, 3, 5};
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    for (uint32_t i = 0; i < ARRAY_LEN(sent); i++) {
+        struct prop_ask asked;
+        struct session_update u = update_of(7, i ? 9 + i : 0, 10 + i, 3);
+        u.prompt_len = sent[i];
+        u.p_min = 0.25f;
+        struct session *e = must_begin(s, &u, &asked);
+        assert_int_equal(asked.context.n_prompt, known[i]);
+        assert_int_equal(asked.context.n, 10 + i);
+        assert_true(asked.p_min == 0.25f);
+        assert_true(asked.sampling.params.top_p == 1 && asked.sampling.params.repetition == 1);
+        sessions_end(s, e);
+    }
+}
+
+/* ---- no memory ---- */
+
+/* Allocations of a first update, in their order, and what the session is without each. */
+static void without_memory_a_session_needs_its_context_or_has_no_hint_or_bans(void **state)
+{
+    (void)state;
+    static const struct {
+        enum session_answer answer;
+        bool has_hint;
+        uint32_t n_banned;
+    } want[] = {{SESSION_NEED_CONTEXT, false, 0}, // the session
+                {SESSION_NEED_CONTEXT, false, 0}, // its tokens
+                {SESSION_DRAFT, false, 1},        // the hint
+                {SESSION_DRAFT, true, 0},         // bans and biases
+                {SESSION_DRAFT, true, 1}};
+    const uint32_t banned = 5;
+    const struct dist_bias bias = {3, -1};
+    for (unsigned n = 0; n < ARRAY_LEN(want); n++) {
+        AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+        struct session *e;
+        struct prop_ask asked;
+        struct draft d;
+        enum session_answer a;
+        struct session_update u = update_of(7, 0, 10, 2);
+        u.hint = counting;
+        u.n_hint = 20;
+        u.sampling = &(struct prop_sampling){.params = {.bias = &bias, .n_bias = 1},
+                                             .ban = {&banned, 1, 20}};
+        failing_at(n + 1);
+        int r = sessions_update(s, 1, &u, 0, &a, &e, &asked);
+        assert_int_equal(failing_has_failed(), n < 4);
+        assert_int_equal(r, 0);
+        assert_int_equal(a, want[n].answer);
+        if (a != SESSION_DRAFT) {
+            assert_int_equal(n_sessions(s), 0);
+            assert_int_equal(stats_of(s).n_tokens, 0);
+            continue;
+        }
+        asked.to = &d;
+        assert_int_equal(sessions_hint(e, &asked), want[n].has_hint);
+        assert_int_equal(asked.sampling.ban.n, want[n].n_banned);
+        assert_int_equal(asked.sampling.params.n_bias, want[n].n_banned);
+        assert_int_equal(stats_of(s).n_tokens, 76 + (want[n].has_hint ? 20 : 0));
+        sessions_end(s, e);
+    }
+}
+
+static size_t bytes_of_new(uint32_t max_sessions)
+{
+    const struct sessions_config c = {.ops = &sum_ops, .max_sessions = max_sessions};
+    AUTO(sessions_free) struct sessions *s = NULL;
+    failing_at(0);
+    assert_int_equal(sessions_new(&c, &s), 0);
+    return failing_bytes();
+}
+
+/* A table of 16, 32, 64 ... pointers, as many as sessions or more. */
+static void the_table_has_a_place_for_each_session(void **state)
+{
+    (void)state;
+    size_t least = bytes_of_new(1);
+    assert_int_equal(bytes_of_new(16), least);
+    assert_int_equal(bytes_of_new(17), least + 16 * sizeof(void *));
+    assert_int_equal(bytes_of_new(32), least + 16 * sizeof(void *));
+    assert_int_equal(bytes_of_new(1000), least + 1008 * sizeof(void *));
+}
+
+static size_t bytes_of_session(size_t seq_size)
+{
+    struct prop_ops ops = sum_ops;
+    ops.seq_size = seq_size;
+    const struct sessions_config c = {
+        .ops = &ops, .max_sessions = 4, .max_tokens = 1000, .max_context = 1000, .k_max = 8};
+    AUTO(sessions_free) struct sessions *s = NULL;
+    assert_int_equal(sessions_new(&c, &s), 0);
+    struct prop_ask asked;
+    struct session_update u = update_of(7, 0, 10, 3);
+    failing_at(0);
+    sessions_end(s, must_begin(s, &u, &asked));
+    return failing_bytes();
+}
+
+static void a_session_has_space_for_the_proposers_state(void **state)
+{
+    (void)state;
+    assert_int_equal(bytes_of_session(5000), bytes_of_session(1000) + 4000);
+}
+
+static void without_memory_there_are_no_sessions(void **state)
+{
+    (void)state;
+    const struct sessions_config c = {.ops = &sum_ops, .max_sessions = 4};
+    struct sessions *s;
+    failing_at(1);
+    assert_int_equal(sessions_new(&c, &s), -ENOMEM);
+    assert_true(failing_has_failed());
+    assert_string_equal(fail_text(), "session: no memory for 4 sessions");
+    sessions_free(NULL);
+}
+
 static void *one_stream(void *arg)
 {
     struct sessions *s = arg;
@@ -610,25 +907,26 @@ static void a_cut_context_continues_its_hint_at_the_new_end(void **state)
     }
 }
 
-static void a_session_keeps_its_tenant(void **state)
+static void a_session_keeps_its_tenant_and_model(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 5000);
-    enum session_answer a;
     struct session *e;
     struct prop_ask ask;
     struct session_update u = update_of(1, 0, 3, 2);
     u.tenant = (const uint8_t *)"abc";
     u.tenant_len = 3;
+    u.model = (const uint8_t *)"fingerprint";
+    u.model_len = 11;
     for (int i = 0; i < 2; i++) {
         e = must_begin(s, &u, &ask);
         assert_int_equal(ask.context.tenant_len, 3);
         assert_memory_equal(ask.context.tenant, "abc", 3);
+        assert_int_equal(ask.context.model_len, 11);
+        assert_memory_equal(ask.context.model, "fingerprint", 11);
         sessions_end(s, e);
         u = update_of(1, 3, 5, 2); // the tenant comes only once
     }
-    u.tenant_len = PROP_TENANT_MAX + 1;
-    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), -EINVAL);
 }
 
 int main(void)
@@ -658,7 +956,19 @@ int main(void)
         cmocka_unit_test(max_nodes_leaves_a_token_after_the_verified_ones),
         cmocka_unit_test(a_session_keeps_its_hint_and_counts_its_tokens),
         cmocka_unit_test(a_cut_context_continues_its_hint_at_the_new_end),
-        cmocka_unit_test(a_session_keeps_its_tenant),
+        cmocka_unit_test(a_session_keeps_its_tenant_and_model),
+        cmocka_unit_test(each_length_of_an_update_has_its_limit),
+        cmocka_unit_test(a_context_reserves_a_quarter_more_and_64_tokens),
+        cmocka_unit_test(contexts_may_fill_max_tokens_exactly),
+        cmocka_unit_test(a_busy_session_is_not_evicted),
+        cmocka_unit_test(tokens_of_a_busy_session_are_not_evicted),
+        cmocka_unit_test(a_hint_is_stored_within_its_limits),
+        cmocka_unit_test(a_draft_ahead_may_reach_max_context),
+        cmocka_unit_test(the_length_of_the_prompt_may_change),
+        cmocka_unit_test(without_memory_a_session_needs_its_context_or_has_no_hint_or_bans),
+        cmocka_unit_test(the_table_has_a_place_for_each_session),
+        cmocka_unit_test(a_session_has_space_for_the_proposers_state),
+        cmocka_unit_test(without_memory_there_are_no_sessions),
         cmocka_unit_test(streams_on_many_threads_share_the_limits),
     };
     return cmocka_run_group_tests(tests, count, NULL);

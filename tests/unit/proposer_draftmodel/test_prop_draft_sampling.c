@@ -152,6 +152,50 @@ static void penalties_and_bias_act_on_what_is_drafted(void **state)
     draft_rig_close();
 }
 
+/* The tokens that count as generated change with it. */
+static void the_length_of_the_prompt_may_change(void **state)
+{
+    (void)state;
+    enum { K = 12 };
+    static const uint32_t lengths[] = {35, 5, 40, 0};
+    const struct prop_sampling how = {
+        .params = {.top_p = 1, .repetition = 1, .presence = 1.5f, .frequency = 1}};
+    draft_rig_open();
+    struct prop_seq s = draft_rig_story(40);
+    for (size_t i = 0; i < ARRAY_LEN(lengths); i++) {
+        uint32_t want[K];
+        s.n_prompt = lengths[i] ? lengths[i] : s.n; // 0: unknown, so no token was generated
+        commit(&s, &how.params, NULL, K, want);
+        s.n_prompt = lengths[i];
+        struct draft d = draft_under(&s, DRAFT_POINT, K, &how, 0);
+        assert_int_equal(d.n, K);
+        assert_memory_equal(d.tokens, want, sizeof(want));
+    }
+    prop_seq_done(&s);
+    draft_rig_close();
+}
+
+static void counts_grow_with_their_context(void **state)
+{
+    (void)state;
+    const struct prop_sampling how = {
+        .params = {.top_p = 1, .repetition = 1.2f, .presence = 1, .frequency = 0.5f}};
+    draft_rig_open();
+    struct prop_seq whole = draft_rig_story(900), s = draft_rig_story(8);
+    for (uint32_t n = 8; n <= 900; n += n < 40 ? 7 : n / 3) {
+        prop_seq_update(&s, s.n, whole.tokens + s.n, n - s.n);
+        struct prop_seq fresh = draft_rig_story(n);
+        struct draft a = draft_under(&s, DRAFT_POINT, 6, &how, 0),
+                     b = draft_under(&fresh, DRAFT_POINT, 6, &how, 0);
+        assert_int_equal(a.n, 6);
+        prop_same_draft(&a, &b);
+        prop_seq_done(&fresh);
+    }
+    prop_seq_done(&whole);
+    prop_seq_done(&s);
+    draft_rig_close();
+}
+
 /* All tokens of the draft are banned at the next three positions. */
 static void banned_tokens_are_not_drafted(void **state)
 {
@@ -254,6 +298,82 @@ static void probs_after(const struct prop_seq *s, const struct dist_params *p, d
     model_rig_close(&rig);
 }
 
+/* The three likeliest tokens, in descending order. */
+static void find_top(const double *probs, uint32_t *top)
+{
+    for (uint32_t k = 0; k < 3; k++) {
+        top[k] = DRAFT_RIG_VOCAB;
+        for (uint32_t id = 0; id < DRAFT_RIG_VOCAB; id++) {
+            bool taken = (k > 0 && id == top[0]) || (k > 1 && id == top[1]);
+            if (!taken && (top[k] == DRAFT_RIG_VOCAB || probs[id] > probs[top[k]]))
+                top[k] = id;
+        }
+    }
+}
+
+struct root {
+    uint32_t token;
+    int32_t parent;
+    double prob, score;
+};
+
+/* What may be drafted instead of each token that is being verified, and after the last one. The
+ * first root continues the draft; the others are sorted by their chance to be reached. */
+static uint32_t plain_roots(const struct prop_seq *s, uint32_t n_verifying, struct root *to)
+{
+    static double probs[DRAFT_RIG_VOCAB];
+    const struct dist_params soft = {.temperature = 1, .top_p = 1, .repetition = 1};
+    double reach = 1;
+    uint32_t n = 1;
+    for (uint32_t i = 0; i <= n_verifying; i++) {
+        struct prop_seq before = *s;
+        uint32_t top[3];
+        before.n = s->n - n_verifying + i;
+        probs_after(&before, &soft, probs);
+        find_top(probs, top);
+        uint32_t drafted = i < n_verifying ? s->tokens[before.n] : top[0];
+        for (uint32_t t = 0; t < 3; t++)
+            if (top[t] != drafted)
+                to[n++] = (struct root){top[t], (int32_t)i - (int32_t)n_verifying - 1,
+                                        probs[top[t]], reach * probs[top[t]]};
+        reach *= probs[drafted];
+        to[0] = (struct root){drafted, -1, probs[top[0]], 0};
+    }
+    for (uint32_t i = 2; i < n; i++)
+        for (uint32_t k = i; k > 1 && to[k].score > to[k - 1].score; k--) {
+            struct root x = to[k];
+            to[k] = to[k - 1];
+            to[k - 1] = x;
+        }
+    return n;
+}
+
+static void branches_begin_where_they_are_likeliest_to_be_reached(void **state)
+{
+    (void)state;
+    draft_rig_open();
+    for (uint32_t at = 20; at < 120; at += 20) {
+        struct root roots[40];
+        struct prop_seq s = draft_rig_story(at);
+        prop_seq_draft(&s, 1); // it is read
+        struct prop_sampling how = {.params = {.top_p = 1, .repetition = 1}};
+        struct draft d = draft_under(&s, DRAFT_POINT, 5, &how, 4);
+        uint32_t n = plain_roots(&s, 4, roots), n_roots = 0;
+        assert_true(n > 6);
+        for (uint32_t i = 0; i < d.n; i++) {
+            if (d.parents[i] >= 0)
+                continue;
+            const struct root *want = &roots[n_roots++];
+            assert_int_equal(d.tokens[i], want->token);
+            assert_int_equal(d.parents[i], want->parent);
+            assert_float_equal(d.survival[i], want->prob, 1e-3);
+        }
+        assert_int_equal(n_roots, 6);
+        prop_seq_done(&s);
+    }
+    draft_rig_close();
+}
+
 static struct draft drawn(const struct prop_seq *s, enum draft_q_mode mode, uint32_t k,
                           struct dist_params params)
 {
@@ -261,6 +381,7 @@ static struct draft drawn(const struct prop_seq *s, enum draft_q_mode mode, uint
     struct prop_ask ask = draft_rig_ask(s, k, &d);
     ask.q_mode = mode;
     ask.sampling.params = params;
+    ask.sampling.ignore_eos = true;
     prop_ask_all(&prop_draft_model, draft_rig_shared, (struct prop_ask *[]){&ask}, 1);
     assert_int_equal(d.q_mode, mode);
     assert_non_null(d.q);
@@ -282,6 +403,7 @@ static void a_sparse_q_sums_exactly_and_has_the_likeliest_tokens(void **state)
         probs_after(&s, &how[h], p);
         struct draft d = drawn(&s, DRAFT_SPARSE, 8, how[h]);
         assert_int_equal(d.q->width, 64);
+        assert_int_equal(d.n, 8);
         for (uint32_t row = 0; row < d.n; row++) {
             uint32_t sum = 0, n_drawn = 0;
             for (uint32_t i = 0; i < 64; i++) {
@@ -302,6 +424,28 @@ static void a_sparse_q_sums_exactly_and_has_the_likeliest_tokens(void **state)
             assert_float_equal((d.q->probs[i] + 1.) / 65536, p[d.q->ids[i]] / sum, 66. / 65536);
         free(d.q);
     }
+    prop_seq_done(&s);
+    draft_rig_close();
+}
+
+/* At this temperature all tokens are equally likely. */
+static void of_equally_likely_tokens_a_sparse_q_has_the_first_ones(void **state)
+{
+    (void)state;
+    draft_rig_open();
+    struct prop_seq s = draft_rig_story(40);
+    const struct dist_params how[] = {{.temperature = 1e30f, .top_p = 1, .repetition = 1},
+                                      {.top_p = 1, .repetition = 1}}; // one token, then the others
+    struct draft d = drawn(&s, DRAFT_SPARSE, 2, how[0]);
+    for (uint32_t i = 0; i < 2 * 64; i++)
+        assert_int_equal(d.q->ids[i], i % 64);
+    free(d.q);
+    d = drawn(&s, DRAFT_SPARSE, 1, how[1]);
+    for (uint32_t i = 1, id = 0; i < 64; i++, id++) {
+        id += id == d.q->ids[0];
+        assert_int_equal(d.q->ids[i], id);
+    }
+    free(d.q);
     prop_seq_done(&s);
     draft_rig_close();
 }
@@ -351,7 +495,7 @@ static void a_dense_q_is_the_whole_distribution(void **state)
     probs_after(&s, &how, p);
     struct draft d = drawn(&s, DRAFT_DENSE, 64, how);
     assert_int_equal(d.q->width, DRAFT_RIG_VOCAB);
-    assert_true(d.n * (size_t)DRAFT_RIG_VOCAB * sizeof(float) <= 1 << 20);
+    assert_int_equal(d.n, 56); // 896 KiB
     for (uint32_t i = 0; i < DRAFT_RIG_VOCAB; i++)
         assert_true(d.q->weights[i] == (float)p[i]);
     for (uint32_t row = 0; row < d.n; row++)
@@ -457,10 +601,16 @@ int main(void)
         cmocka_unit_test_setup(coupled_drafts_of_the_target_itself_are_its_draws, prop_defaults),
         cmocka_unit_test_setup(a_point_draft_is_the_argmax_at_any_temperature, prop_defaults),
         cmocka_unit_test_setup(penalties_and_bias_act_on_what_is_drafted, prop_defaults),
+        cmocka_unit_test_setup(the_length_of_the_prompt_may_change, prop_defaults),
+        cmocka_unit_test_setup(counts_grow_with_their_context, prop_defaults),
+        cmocka_unit_test_setup(branches_begin_where_they_are_likeliest_to_be_reached,
+                               prop_defaults),
         cmocka_unit_test_setup(banned_tokens_are_not_drafted, prop_defaults),
         cmocka_unit_test_setup(banned_tokens_are_not_drafted_ahead, prop_defaults),
         cmocka_unit_test_setup(a_draft_continues_after_eos_only_with_ignore_eos, prop_defaults),
         cmocka_unit_test_setup(a_sparse_q_sums_exactly_and_has_the_likeliest_tokens, prop_defaults),
+        cmocka_unit_test_setup(of_equally_likely_tokens_a_sparse_q_has_the_first_ones,
+                               prop_defaults),
         cmocka_unit_test_setup(tokens_are_drawn_from_the_q_that_is_sent, prop_defaults),
         cmocka_unit_test_setup(a_dense_q_is_the_whole_distribution, prop_defaults),
         cmocka_unit_test_setup(a_draft_ends_where_confidence_is_below_p_min, prop_defaults),

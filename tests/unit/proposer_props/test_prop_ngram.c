@@ -2,7 +2,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/err.h"
 #include "base/rng.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 #include "lib/oracles/ngram_scan.h"
 #include "lib/oracles/prop_contract.h"
@@ -121,6 +123,92 @@ static void a_minimum_above_the_maximum_is_refused(void **state)
     void *shared;
     set_ngram(2, 3, "latest", true);
     assert_int_equal(prop_ngram.open(&shared), -EINVAL);
+    assert_string_equal(fail_text(), "ngram_min 3 is above ngram_max 2");
+}
+
+/* Docs/benchmarks.md: the probability that a copied token is accepted, by length of the match. */
+static void survival_is_the_product_of_the_measured_ratios(void **state)
+{
+    (void)state;
+    static const float ratios[][7] = {{0.16f, 0.38f, 0.45f, 0.50f, 0.56f, 0.56f, 0.56f},
+                                      {0.33f, 0.44f, 0.50f, 0.57f, 0.65f, 0.65f, 0.65f},
+                                      {0.43f, 0.49f, 0.58f, 0.65f, 0.70f, 0.70f, 0.70f},
+                                      {0.72f, 0.82f, 0.87f, 0.90f, 0.93f, 0.93f, 0.93f}};
+    set_ngram(6, 1, "latest", true);
+    for (uint32_t matched = 1; matched <= 6; matched++) {
+        uint32_t tokens[40], n = 0;
+        for (uint32_t i = 0; i < 12; i++)
+            tokens[n++] = 100 + i;
+        tokens[n++] = 50; // the match does not go further back
+        for (uint32_t i = 0; i < matched; i++)
+            tokens[n++] = 100 + i;
+        struct draft d = draft_of(tokens, n, 7);
+        float want = 1;
+        assert_int_equal(d.n, 7);
+        for (uint32_t i = 0; i < 7; i++) {
+            want *= ratios[matched < 4 ? matched - 1 : 3][i];
+            assert_int_equal(d.tokens[i], i + matched < 13 ? tokens[i + matched] : 100);
+            assert_true(d.survival[i] == want);
+        }
+    }
+}
+
+/* ---- memory ---- */
+
+static void grow_to(void *shared, struct prop_seq *s, uint32_t n)
+{
+    s->n = n;
+    struct prop_context c = {.tokens = s->tokens, .n = n};
+    assert_int_equal(prop_ngram.grow(shared, s->state, &c), 0);
+}
+
+/* Bytes that a sequence requests when it grows to n tokens. */
+static size_t bytes_to(void *shared, struct prop_seq *s, uint32_t n)
+{
+    failing_at(0);
+    grow_to(shared, s, n);
+    return failing_bytes();
+}
+
+/* A table has space for a quarter more and 1024 tokens. It has 4/3 as many slots. */
+static void tables_grow_by_a_quarter_and_1024_tokens(void **state)
+{
+    (void)state;
+    set_ngram(2, 1, "latest", true);
+    void *shared = must_open();
+    struct prop_seq s = prop_seq_new(&prop_ngram, shared);
+    assert_int_equal(bytes_to(shared, &s, 1000), 2 * 4 * (2274 + 3036));
+    assert_int_equal(bytes_to(shared, &s, 2273), 0);
+    assert_int_equal(bytes_to(shared, &s, 2274), 2 * 4 * (3866 + 5156));
+    prop_seq_done(&s);
+    prop_ngram.close(shared);
+}
+
+static void without_memory_a_sequence_cannot_grow(void **state)
+{
+    (void)state;
+    set_ngram(2, 1, "latest", true);
+    void *shared;
+    failing_at(1);
+    assert_int_equal(prop_ngram.open(&shared), -ENOMEM);
+    assert_true(failing_has_failed());
+    assert_string_equal(fail_text(), "ngram: no memory");
+    shared = must_open();
+    for (unsigned n = 1; n <= 4; n++) { // two allocations for each of two tables
+        struct prop_seq s = prop_seq_new(&prop_ngram, shared);
+        struct prop_context c = {.tokens = s.tokens, .n = 10};
+        failing_at(n);
+        assert_int_equal(prop_ngram.grow(shared, s.state, &c), -ENOMEM);
+        assert_true(failing_has_failed());
+        assert_string_equal(fail_text(), "ngram: no memory for 10 tokens");
+        prop_seq_done(&s);
+    }
+    struct prop_seq s = prop_seq_new(&prop_ngram, shared);
+    struct prop_context huge = {.tokens = s.tokens, .n = 2600000000u}; // above 2^32 slots
+    assert_int_equal(prop_ngram.grow(shared, s.state, &huge), -ENOMEM);
+    assert_string_equal(fail_text(), "ngram: no memory for 2600000000 tokens");
+    prop_seq_done(&s);
+    prop_ngram.close(shared);
 }
 
 /* Random appends, cuts and drafts over n_vocab tokens. Each draft equals that of the scan. */
@@ -176,6 +264,9 @@ int main(void)
         cmocka_unit_test_setup(without_prompt_lookup_only_generated_tokens_are_searched,
                                prop_defaults),
         cmocka_unit_test_setup(a_minimum_above_the_maximum_is_refused, prop_defaults),
+        cmocka_unit_test_setup(survival_is_the_product_of_the_measured_ratios, prop_defaults),
+        cmocka_unit_test_setup(tables_grow_by_a_quarter_and_1024_tokens, prop_defaults),
+        cmocka_unit_test_setup(without_memory_a_sequence_cannot_grow, prop_defaults),
         cmocka_unit_test_setup(the_index_equals_the_scan, prop_defaults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

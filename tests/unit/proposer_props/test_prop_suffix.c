@@ -4,7 +4,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/err.h"
 #include "base/rng.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 #include "lib/oracles/prop_contract.h"
 #include "lib/oracles/suffix_scan.h"
@@ -97,6 +99,29 @@ static void a_draft_ends_where_it_is_improbable(void **state)
     assert_int_equal(draft_of(TOKENS(7, 1, 8, 7, 2, 9, 7), 4).n, 0);
     prop_suffix_settings.min_prob = 0.5;
     assert_int_equal(draft_of(TOKENS(7, 1, 8, 7, 2, 9, 7), 4).n, 1);
+}
+
+/* 32 places for each of the four lengths of n-grams, each with another next token. */
+static void as_many_places_as_possible_may_have_different_tokens(void **state)
+{
+    (void)state;
+    static const uint32_t tail[] = {10, 11, 12, 13, 14, 15, 16, 17};
+    static const uint32_t lengths[] = {8, 4, 2, 1};
+    uint32_t tokens[1000], n = 0;
+    for (uint32_t l = 0; l < 4; l++) {
+        for (uint32_t i = 0; i < SUFFIX_LOOK_MAX; i++) {
+            for (uint32_t t = 8 - lengths[l]; t < 8; t++)
+                tokens[n++] = tail[t];
+            tokens[n++] = 100 + 2 * (l * SUFFIX_LOOK_MAX + i);
+            tokens[n++] = 101 + 2 * (l * SUFFIX_LOOK_MAX + i);
+        }
+    }
+    memcpy(tokens + n, tail, sizeof(tail));
+    prop_suffix_settings.min_prob = 0;
+    struct draft d = draft_of(tokens, n + 8, 8);
+    assert_int_equal(d.n, 8); // one of the longest matches
+    for (uint32_t i = 0; i < 8; i++)
+        assert_true(d.survival[i] == 1 / 32.f);
 }
 
 static void periodic_text_is_continued(void **state)
@@ -237,6 +262,62 @@ static void the_pool_stays_within_its_limit(void **state)
     assert_true(mallinfo2().uordblks <= used + 32768); // the table of tenants may have grown
 }
 
+/* ---- memory ---- */
+
+/* Bytes that a sequence requests when it grows to n tokens. */
+static size_t bytes_to(void *shared, struct prop_seq *s, uint32_t n)
+{
+    s->n = n;
+    struct prop_context c = {.tokens = s->tokens, .n = n};
+    failing_at(0);
+    assert_int_equal(prop_suffix.grow(shared, s->state, &c), 0);
+    return failing_bytes();
+}
+
+/* An index has space for a quarter more and 1024 tokens. It has 4/3 as many slots for each of four
+ * lengths, and the four places before each. */
+static void an_index_grows_by_a_quarter_and_1024_tokens(void **state)
+{
+    (void)state;
+    void *shared = must_open();
+    struct prop_seq s = prop_seq_new(&prop_suffix, shared);
+    assert_int_equal(bytes_to(shared, &s, 1000), 16 * (2274 + 3036));
+    assert_int_equal(bytes_to(shared, &s, 2273), 0);
+    assert_int_equal(bytes_to(shared, &s, 2274), 16 * (3866 + 5156));
+    prop_seq_done(&s);
+    prop_suffix.close(shared);
+}
+
+static void without_memory_a_sequence_cannot_grow(void **state)
+{
+    (void)state;
+    void *shared = NULL;
+    int r = -ENOMEM;
+    for (unsigned n = 1; r < 0; n++) {
+        failing_at(n);
+        r = prop_suffix.open(&shared);
+        assert_true(r == (failing_has_failed() ? -ENOMEM : 0));
+        assert_true(n < 20);
+        if (n == 1)
+            assert_string_equal(fail_text(), "suffix: no memory");
+    }
+    for (unsigned n = 1; n <= 2; n++) {
+        struct prop_seq s = prop_seq_new(&prop_suffix, shared);
+        struct prop_context c = {.tokens = s.tokens, .n = 10};
+        failing_at(n);
+        assert_int_equal(prop_suffix.grow(shared, s.state, &c), -ENOMEM);
+        assert_true(failing_has_failed());
+        assert_string_equal(fail_text(), "no memory for 1036 tokens");
+        prop_seq_done(&s);
+    }
+    struct prop_seq s = prop_seq_new(&prop_suffix, shared);
+    struct prop_context huge = {.tokens = s.tokens, .n = 3500000000u}; // with spare above 2^32
+    assert_int_equal(prop_suffix.grow(shared, s.state, &huge), -ENOMEM);
+    assert_string_equal(fail_text(), "suffix: no memory for 3500000000 tokens");
+    prop_seq_done(&s);
+    prop_suffix.close(shared);
+}
+
 /* ---- against the scan ---- */
 
 /* The outputs of a tenant that the pool should have: tokens [first, n). */
@@ -352,6 +433,7 @@ int main(void)
         cmocka_unit_test_setup(survival_is_the_product_of_the_frequencies, prop_defaults),
         cmocka_unit_test_setup(a_draft_is_as_long_as_its_match_allows, prop_defaults),
         cmocka_unit_test_setup(a_draft_ends_where_it_is_improbable, prop_defaults),
+        cmocka_unit_test_setup(as_many_places_as_possible_may_have_different_tokens, prop_defaults),
         cmocka_unit_test_setup(periodic_text_is_continued, prop_defaults),
         cmocka_unit_test_setup(an_output_is_found_by_another_sequence, prop_defaults),
         cmocka_unit_test_setup(an_output_counts_once_after_its_session_was_dropped, prop_defaults),
@@ -361,6 +443,8 @@ int main(void)
         cmocka_unit_test_setup(tenants_of_one_bucket_share_nothing, prop_defaults),
         cmocka_unit_test_setup(new_outputs_replace_the_oldest, prop_defaults),
         cmocka_unit_test_setup(the_pool_stays_within_its_limit, prop_defaults),
+        cmocka_unit_test_setup(an_index_grows_by_a_quarter_and_1024_tokens, prop_defaults),
+        cmocka_unit_test_setup(without_memory_a_sequence_cannot_grow, prop_defaults),
         cmocka_unit_test_setup(the_index_equals_the_scan, prop_defaults),
         cmocka_unit_test_setup(sequences_may_be_served_by_several_threads, prop_defaults),
     };

@@ -117,6 +117,72 @@ static void a_watcher_of_a_stopping_server_is_ended(void **state)
     rpc_stream_free(s);
 }
 
+/* Watchers of a service that does not serve get no further status. */
+static void a_stop_notifies_the_watchers_of_what_serves(void **state)
+{
+    struct rpc_rig *r = *state;
+    struct watcher process, idle, serving;
+    struct rpc_stream *a = start_watch(r, "", &process), *b = start_watch(r, "test", &idle);
+    rpc_rig_await(&process.t.messages, 1);
+    rpc_rig_await(&idle.t.messages, 1);
+    rpc_health_set(r->health, "test", false); // no change
+    rpc_health_stop(r->health);
+    rpc_rig_finish(a, &process.t, RPC_UNAVAILABLE);
+    assert_string_equal(process.t.status.text, "the server is stopping");
+    rpc_rig_finish(b, &idle.t, RPC_UNAVAILABLE);
+    assert_int_equal(process.t.messages, 2);
+    assert_int_equal(process.status[0], SERVING);
+    assert_int_equal(process.status[1], NOT_SERVING);
+    assert_int_equal(idle.t.messages, 1);
+    struct rpc_stream *c = start_watch(r, "", &serving);
+    rpc_rig_finish(c, &serving.t, RPC_UNAVAILABLE);
+    assert_int_equal(serving.t.messages, 1);
+    assert_int_equal(serving.status[0], NOT_SERVING);
+    assert_string_equal(serving.t.status.text, "the server is stopping");
+}
+
+/* The status goes to the watchers of this service only, also after others have left. */
+static void a_change_reaches_the_watchers_of_its_service(void **state)
+{
+    struct rpc_rig *r = *state;
+    struct watcher w[4];
+    struct rpc_stream *s[4];
+    static const char *const services[] = {"test", "", "test", "other"};
+    for (int i = 0; i < 4; i++) {
+        s[i] = start_watch(r, services[i], &w[i]);
+        rpc_rig_await(&w[i].t.messages, 1);
+    }
+    rpc_health_set(r->health, "test", true);
+    rpc_rig_await(&w[0].t.messages, 2);
+    rpc_rig_await(&w[2].t.messages, 2);
+    rpc_stream_cancel(s[0]);
+    rpc_rig_finish(s[0], &w[0].t, RPC_CANCELLED);
+    rpc_health_set(r->health, "test", false);
+    rpc_rig_await(&w[2].t.messages, 3);
+    rpc_health_stop(r->health);
+    for (int i = 1; i < 4; i++)
+        rpc_rig_finish(s[i], &w[i].t, RPC_UNAVAILABLE);
+    assert_int_equal(w[0].t.messages, 2);
+    assert_int_equal(w[1].t.messages, 2);
+    assert_int_equal(w[2].t.messages, 3);
+    assert_int_equal(w[3].t.messages, 1);
+}
+
+static void a_malformed_request_is_refused(void **state)
+{
+    struct rpc_rig *r = *state;
+    static const char *const paths[] = {"/grpc.health.v1.Health/Check",
+                                        "/grpc.health.v1.Health/Watch"};
+    for (int i = 0; i < 2; i++) {
+        struct rpc_tally t;
+        struct rpc_stream *s = rpc_rig_open(r, paths[i], &t);
+        rpc_stream_send(s, rpc_msg_of("\xff\xff", 2));
+        rpc_stream_close(s);
+        rpc_rig_finish(s, &t, RPC_INVALID_ARGUMENT);
+        assert_int_equal(t.messages, 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -124,6 +190,9 @@ int main(void)
         RPC_RIG_TEST(watchers_of_health_are_notified),
         RPC_RIG_TEST(watchers_are_limited),
         RPC_RIG_TEST(a_watcher_of_a_stopping_server_is_ended),
+        RPC_RIG_TEST(a_stop_notifies_the_watchers_of_what_serves),
+        RPC_RIG_TEST(a_change_reaches_the_watchers_of_its_service),
+        RPC_RIG_TEST(a_malformed_request_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

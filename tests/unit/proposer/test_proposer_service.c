@@ -1,0 +1,437 @@
+/* test_proposer_service.c - Describe and Draft over rpc, with a proposer on rpc's threads and with
+ * one on its own thread. */
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tandem/v1/proposer.pb-c.h>
+#include <tandem/v1/protocol.pb-c.h>
+#include <tandem/v1/stats.pb-c.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/metrics.h"
+#include "base/rng.h"
+#include "lib/rigs/rpc_rig.h"
+#include "proposer-svc/draft_thread.h"
+#include "proposer-svc/proposer.h"
+
+/* ---- a proposer that drafts one token ---- */
+
+static void stub_seq_done(void *shared, void *seq, const struct prop_context *c)
+{
+    (void)shared;
+    (void)seq;
+    (void)c;
+}
+
+static void stub_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
+{
+    (void)shared;
+    (void)seq;
+    (void)c;
+    (void)keep;
+}
+
+static int stub_grow(void *shared, void *seq, const struct prop_context *c)
+{
+    (void)shared;
+    (void)seq;
+    (void)c;
+    return 0;
+}
+
+static void stub_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
+{
+    (void)shared;
+    for (uint32_t i = 0; i < n; i++) {
+        asks[i]->to->n = 1;
+        asks[i]->to->tokens[0] = asks[i]->context.n;
+        asks[i]->to->survival[0] = 1;
+        asks[i]->to->tree = false;
+        asks[i]->to->q_mode = DRAFT_POINT;
+        asks[i]->done = true;
+    }
+}
+
+static void stub_about(void *shared, struct prop_about *to)
+{
+    (void)shared;
+    *to = (struct prop_about){.model = "m.gguf",
+                              .vocab_digest = 99,
+                              .max_context = 500,
+                              .q_modes = 1u << DRAFT_POINT | 1u << DRAFT_SPARSE};
+}
+
+#define STUB(...)                                                                                  \
+    {                                                                                              \
+        .name = "stub", .seq_done = stub_seq_done, .cut = stub_cut, .grow = stub_grow,             \
+        .draft = stub_draft, __VA_ARGS__                                                           \
+    }
+static const struct prop_ops plain = STUB(.flags = 0), threaded = STUB(.flags = PROP_OWN_THREAD),
+                             with_about = STUB(.about = stub_about);
+
+/* ---- the service ---- */
+
+static struct sessions *sessions;
+static struct proposer *service;
+static struct rpc_server *server;
+static struct rpc_client *client;
+static char folder[64], target[96];
+
+static int start_with(const struct prop_ops *ops, unsigned own_role)
+{
+    const struct sessions_config sc = {.ops = ops,
+                                       .max_sessions = 2 * BATCH_SEQUENCES_MAX,
+                                       .max_tokens = 1 << 20,
+                                       .max_context = 1000,
+                                       .k_max = 8,
+                                       .idle_us = -1};
+    assert_int_equal(sessions_new(&sc, &sessions), 0);
+    const struct proposer_config c = {
+        .name = "kind", .k_max = 8, .max_context = 1000, .sessions = sessions, .ops = ops};
+    assert_int_equal(proposer_new(&c, &service), 0);
+    assert_int_equal(rpc_server_new(&(struct rpc_server_options){.own_role = own_role}, &server),
+                     0);
+    proposer_add(service, server);
+    snprintf(folder, sizeof(folder), "/tmp/tandem-test-XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    snprintf(target, sizeof(target), "unix:%s/s.sock", folder);
+    assert_int_equal(rpc_server_listen(server, target), 1);
+    assert_int_equal(rpc_server_start(server), 0);
+    return rpc_client_new(target, NULL, &client);
+}
+
+static int start_plain(void **state)
+{
+    (void)state;
+    return start_with(&plain, RPC_ROLE_VERIFIER);
+}
+
+static int start_threaded(void **state)
+{
+    (void)state;
+    return start_with(&threaded, RPC_ROLE_VERIFIER);
+}
+
+static int start_with_about(void **state)
+{
+    (void)state;
+    return start_with(&with_about, RPC_ROLE_VERIFIER);
+}
+
+static int start_for_clients(void **state)
+{
+    (void)state;
+    return start_with(&plain, RPC_ROLE_CLIENT);
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    rpc_client_free(client);
+    rpc_server_stop(server, 1000);
+    proposer_free(service);
+    sessions_free(sessions);
+    return rmdir(folder);
+}
+
+/* Waits until a condition is true that another thread makes true soon. */
+#define AWAIT(what)                                                                                \
+    for (int64_t until_us_ = clock_us() + RPC_RIG_WAIT_US; !(what); sched_yield())                 \
+    assert_true(clock_us() < until_us_)
+
+static uint32_t n_sessions(void)
+{
+    struct sessions_stats stats;
+    sessions_stats(sessions, &stats);
+    return stats.n_sessions;
+}
+
+/* ---- Describe ---- */
+
+static struct rpc_status describe(Tandem__V1__DescribeReply **ret)
+{
+    Tandem__V1__DescribeRequest req = TANDEM__V1__DESCRIBE_REQUEST__INIT;
+    ProtobufCMessage *m = NULL;
+    struct rpc_status st = rpc_unary(client, "/tandem.v1.Proposer/Describe", NULL, &req.base,
+                                     &tandem__v1__describe_reply__descriptor, &m);
+    *ret = (Tandem__V1__DescribeReply *)m;
+    return st;
+}
+
+static void must_be_text(ProtobufCBinaryData got, const char *want)
+{
+    assert_int_equal(got.len, strlen(want));
+    assert_memory_equal(got.data, want, got.len);
+}
+
+static void describe_has_what_the_proposer_offers(void **state)
+{
+    (void)state;
+    Tandem__V1__DescribeReply *d;
+    assert_int_equal(describe(&d).code, RPC_OK);
+    assert_int_equal(d->protocol, TANDEM__V1__PROTOCOL__PROTOCOL_VERSION);
+    must_be_text(d->kind, "kind");
+    assert_int_equal(d->k_max, 8);
+    assert_int_equal(d->max_context, 1000);
+    must_be_text(d->model, "m.gguf");
+    assert_int_equal(d->vocab_digest, 99);
+    assert_int_equal(d->n_q_modes, 2);
+    assert_int_equal(d->q_modes[0], TANDEM__V1__QMODE__Q_MODE_POINT);
+    assert_int_equal(d->q_modes[1], TANDEM__V1__QMODE__Q_MODE_SPARSE);
+    must_be_text(d->version, TANDEM_VERSION);
+    tandem__v1__describe_reply__free_unpacked(d, NULL);
+}
+
+static void without_about_point_drafts_are_offered_for_any_vocabulary(void **state)
+{
+    (void)state;
+    Tandem__V1__DescribeReply *d;
+    assert_int_equal(describe(&d).code, RPC_OK);
+    assert_int_equal(d->model.len, 0);
+    assert_int_equal(d->vocab_digest, 0);
+    assert_int_equal(d->n_q_modes, 1);
+    assert_int_equal(d->q_modes[0], TANDEM__V1__QMODE__Q_MODE_POINT);
+    tandem__v1__describe_reply__free_unpacked(d, NULL);
+}
+
+static const struct rpc_events counting = {.on_message = rpc_tally_message,
+                                           .on_end = rpc_tally_end};
+
+static void both_methods_are_for_verifiers(void **state)
+{
+    (void)state;
+    Tandem__V1__DescribeReply *d;
+    assert_int_equal(describe(&d).code, RPC_PERMISSION_DENIED);
+    struct rpc_tally t = {0};
+    struct rpc_stream *s = rpc_stream_new(client, "/tandem.v1.Proposer/Draft", NULL, &counting, &t);
+    rpc_rig_finish(s, &t, RPC_PERMISSION_DENIED);
+}
+
+/* ---- Draft ---- */
+
+static struct rpc_stream *open_stream(struct rpc_tally *t)
+{
+    *t = (struct rpc_tally){0};
+    return rpc_stream_new(client, "/tandem.v1.Proposer/Draft", NULL, &counting, t);
+}
+
+/* A Round with n new sequences, whose context is one token. */
+static struct rpc_msg *round_of(size_t n, uint64_t first_seq)
+{
+    static Tandem__V1__RoundSequence seqs[BATCH_SEQUENCES_MAX];
+    static Tandem__V1__RoundSequence *pointers[BATCH_SEQUENCES_MAX];
+    static uint32_t token = 5;
+    Tandem__V1__Round round = TANDEM__V1__ROUND__INIT;
+    round.sequences = pointers;
+    round.n_sequences = n;
+    round.budget_us = 1000000;
+    for (size_t i = 0; i < n; i++) {
+        pointers[i] = &seqs[i];
+        tandem__v1__round_sequence__init(pointers[i]);
+        seqs[i].seq = first_seq + i;
+        seqs[i].base_len = 1;
+        seqs[i].n_tokens = 1;
+        seqs[i].tokens = &token;
+        seqs[i].digest = rng_splitmix64(token + 1);
+        seqs[i].k = 1;
+    }
+    return rpc_pack(&round.base);
+}
+
+static double n_streams(void)
+{
+    return metrics_value(metrics_gauge("tandem_drafter_streams", "", NULL));
+}
+
+static void a_stream_drafts_until_the_verifier_closes_it(void **state)
+{
+    (void)state;
+    struct rpc_tally a, b;
+    struct rpc_stream *first = open_stream(&a), *second = open_stream(&b);
+    rpc_stream_send(first, round_of(2, 1));
+    rpc_rig_await(&a.messages, 1);
+    rpc_stream_send(second, round_of(3, 1)); // other sequences, although the numbers are equal
+    rpc_rig_await(&b.messages, 1);
+    assert_int_equal(n_sessions(), 5);
+    assert_true(n_streams() == 2);
+    rpc_stream_close(first);
+    rpc_rig_finish(first, &a, RPC_OK);
+    AWAIT(n_sessions() == 3);
+    AWAIT(n_streams() == 1);
+    rpc_stream_cancel(second);
+    rpc_rig_finish(second, &b, RPC_CANCELLED);
+    AWAIT(n_sessions() == 0 && n_streams() == 0);
+    assert_int_equal(a.messages + b.messages, 2);
+}
+
+static void a_bad_round_ends_only_its_stream(void **state)
+{
+    (void)state;
+    struct rpc_tally a, b, c;
+    struct rpc_stream *good = open_stream(&a), *bytes = open_stream(&b), *lie = open_stream(&c);
+    rpc_stream_send(good, round_of(1, 1));
+    rpc_rig_await(&a.messages, 1);
+    rpc_stream_send(bytes, rpc_msg_of("\xff\xff", 2));
+    rpc_rig_finish(bytes, &b, RPC_INVALID_ARGUMENT);
+    static const char lies[] = "\x0a\x04\x10\x09\x18\x05"; // base_len 9, keep 5, no tokens
+    rpc_stream_send(lie, rpc_msg_of(lies, sizeof(lies) - 1));
+    rpc_rig_finish(lie, &c, RPC_INVALID_ARGUMENT);
+    assert_string_equal(c.status.text,
+                        "sequence 0: 0 tokens do not lead from keep 5 to base_len 9");
+    rpc_stream_send(good, round_of(1, 2));
+    rpc_rig_await(&a.messages, 2);
+    rpc_stream_close(good);
+    rpc_rig_finish(good, &a, RPC_OK);
+    AWAIT(n_streams() == 0);
+}
+
+static void idle_sessions_expire(void **state)
+{
+    (void)state;
+    struct rpc_tally t;
+    struct rpc_stream *s = open_stream(&t);
+    rpc_stream_send(s, round_of(2, 1));
+    rpc_rig_await(&t.messages, 1);
+    assert_int_equal(n_sessions(), 2);
+    proposer_expire(service);
+    AWAIT(n_sessions() == 0);
+    rpc_stream_close(s);
+    rpc_rig_finish(s, &t, RPC_OK);
+}
+
+/* A Round with as many sequences as it may have, of which the proposer needs the contexts. */
+static struct rpc_msg *round_of_strangers(void)
+{
+    static Tandem__V1__RoundSequence seqs[BATCH_SEQUENCES_MAX];
+    static Tandem__V1__RoundSequence *pointers[BATCH_SEQUENCES_MAX];
+    Tandem__V1__Round round = TANDEM__V1__ROUND__INIT;
+    round.sequences = pointers;
+    round.n_sequences = BATCH_SEQUENCES_MAX;
+    for (size_t i = 0; i < BATCH_SEQUENCES_MAX; i++) {
+        pointers[i] = &seqs[i];
+        tandem__v1__round_sequence__init(pointers[i]);
+        seqs[i].seq = i + 1;
+        seqs[i].base_len = seqs[i].keep = 1;
+        seqs[i].digest = 1;
+    }
+    return rpc_pack(&round.base);
+}
+
+static void a_verifier_that_does_not_read_gets_the_reason(void **state)
+{
+    (void)state;
+    struct rpc_tally t;
+    struct rpc_stream *s = open_stream(&t);
+    struct rpc_msg *round = round_of_strangers();
+    struct metric *rounds = metrics_counter("tandem_drafter_rounds_total", "", NULL);
+    double before = metrics_value(rounds);
+    rpc_stream_pause(s);
+    for (int i = 0; i < 16; i++) // 1.5 MiB of answers
+        rpc_stream_send(s, rpc_msg_share(round));
+    rpc_msg_free(round);
+    AWAIT(metrics_value(rounds) >= before + 11); // more than 1 MiB
+    AWAIT(n_streams() == 0);                     // the stream has ended at the proposer
+    rpc_stream_unpause(s);
+    rpc_rig_await_end(&t, RPC_RESOURCE_EXHAUSTED);
+    assert_string_equal(t.status.text, "the verifier has not read 1048576 bytes of drafts");
+    assert_true(t.messages < 16);
+    rpc_stream_free(s);
+}
+
+static void more_than_1024_streams_are_refused(void **state)
+{
+    (void)state;
+    static struct rpc_tally t[DRAFT_THREAD_STREAMS_MAX + 1];
+    static struct rpc_stream *s[DRAFT_THREAD_STREAMS_MAX + 1];
+    for (unsigned i = 0; i < DRAFT_THREAD_STREAMS_MAX; i++)
+        s[i] = open_stream(&t[i]);
+    AWAIT(n_streams() == DRAFT_THREAD_STREAMS_MAX);
+    struct rpc_stream *over = open_stream(&t[DRAFT_THREAD_STREAMS_MAX]);
+    rpc_rig_await_end(&t[DRAFT_THREAD_STREAMS_MAX], RPC_RESOURCE_EXHAUSTED);
+    assert_string_equal(t[DRAFT_THREAD_STREAMS_MAX].status.text,
+                        "more than 1024 verifiers are connected");
+    rpc_stream_free(over);
+    for (unsigned i = 0; i < DRAFT_THREAD_STREAMS_MAX; i++) {
+        rpc_stream_close(s[i]);
+        rpc_rig_finish(s[i], &t[i], RPC_OK);
+    }
+    AWAIT(n_streams() == 0);
+}
+
+/* ---- figures ---- */
+
+static bool is_rendered(const char *line)
+{
+    AUTO(buf_done) struct buf b = {0};
+    buf_init(&b, 1 << 20);
+    metrics_render(&b);
+    buf_add(&b, "", 1);
+    return strstr(b.data, line);
+}
+
+static void stats_are_those_of_this_service(void **state)
+{
+    (void)state;
+    Tandem__V1__StatsReply before = TANDEM__V1__STATS_REPLY__INIT,
+                           after = TANDEM__V1__STATS_REPLY__INIT;
+    proposer_fill_stats(service, &before);
+    assert_int_equal(before.sessions, 0);
+    struct rpc_tally t;
+    struct rpc_stream *s = open_stream(&t);
+    rpc_stream_send(s, round_of(3, 1));
+    rpc_stream_send(s, round_of(1, 8));
+    rpc_rig_await(&t.messages, 2);
+    proposer_fill_stats(service, &after);
+    must_be_text(after.service, "proposer");
+    assert_int_equal(after.sessions, 4);
+    assert_int_equal(after.requests - before.requests, 2);
+    assert_int_equal(after.generated_tokens - before.generated_tokens, 4);
+    assert_true(is_rendered("\ntandem_drafter_sessions 4\n"));
+    assert_true(is_rendered("\ntandem_drafter_context_tokens 260\n"));
+    rpc_stream_close(s);
+    rpc_rig_finish(s, &t, RPC_OK);
+}
+
+static void the_time_of_a_round_has_ten_buckets(void **state)
+{
+    (void)state;
+    static const char *const bounds[] = {"1e-05", "2e-05", "5e-05", "0.0001", "0.0002", "0.0005",
+                                         "0.001", "0.01",  "0.1",   "1",      "+Inf"};
+    for (size_t i = 0; i < ARRAY_LEN(bounds); i++) {
+        char line[100];
+        snprintf(line, sizeof(line), "\ntandem_drafter_round_seconds_bucket{le=\"%s\"} ",
+                 bounds[i]);
+        if (!is_rendered(line))
+            fail_msg("no bucket %s", bounds[i]);
+    }
+}
+
+#define PLAIN(f) cmocka_unit_test_setup_teardown(f, start_plain, stop)
+#define THREADED(f)                                                                                \
+    {                                                                                              \
+#f "_on_its_own_thread", f, start_threaded, stop, NULL                                     \
+    }
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(describe_has_what_the_proposer_offers, start_with_about,
+                                        stop),
+        PLAIN(without_about_point_drafts_are_offered_for_any_vocabulary),
+        cmocka_unit_test_setup_teardown(both_methods_are_for_verifiers, start_for_clients, stop),
+        PLAIN(a_stream_drafts_until_the_verifier_closes_it),
+        THREADED(a_stream_drafts_until_the_verifier_closes_it),
+        PLAIN(a_bad_round_ends_only_its_stream),
+        THREADED(a_bad_round_ends_only_its_stream),
+        PLAIN(idle_sessions_expire),
+        THREADED(idle_sessions_expire),
+        PLAIN(a_verifier_that_does_not_read_gets_the_reason),
+        THREADED(a_verifier_that_does_not_read_gets_the_reason),
+        THREADED(more_than_1024_streams_are_refused),
+        PLAIN(stats_are_those_of_this_service),
+        PLAIN(the_time_of_a_round_has_ten_buckets),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
