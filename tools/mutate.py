@@ -1,7 +1,8 @@
 """./tandem mutate: how many faults do the tests see?
 
-It puts one small fault at a time into a copy of the sources, builds the programs that test its folder, and runs them:
-the unit tests of its room, then those of the whole folder, then system tests. The first program that fails is enough.
+It puts one small fault at a time into a copy of the sources. It builds the programs that test the folder, and runs them.
+The unit tests of the subfolder come first, then those of the whole folder, then system tests. One that fails is enough.
+
 A fault is seen when the build or a test fails, or a test runs into its time limit. It prints each fault that no test
 saw, and the score. tests/lint/mutants.txt lists faults that change nothing, with the reason; they do not count.
 
@@ -23,7 +24,7 @@ TREE = os.path.join(WORK, "tree")
 KNOWN = os.path.join("tests", "lint", "mutants.txt")
 BUILD_LIMIT_S = 600
 TEST_LIMIT_S = 120  # of one program; the slowest one that runs here takes 40 s on two cores
-WAITING = 3  # system tests that run for each job, since they mostly wait
+WAITING = 3  # system tests that run for each job, since they mostly wait.
 # System tests that run the code of a folder, most useful first: folders, or single programs.
 SYSTEM = {
     "gateway": ["gateway", "stack"],
@@ -177,12 +178,14 @@ def run(args, limit_s):
 
 
 class Suite:
-    """The test programs of a folder. A fault meets the unit tests of its room first, then all others."""
+    """The test programs of a folder. A fault meets the unit tests of its subfolder first, then all others."""
 
-    def __init__(self, folder, jobs):
+    def __init__(self, folder, jobs, unit_only=False):
         self.jobs = str(jobs)
         self.sources = test_sources()
         self.unit, self.system = programs_of(folder)
+        if unit_only:
+            self.system = []
         self.n_seen = Counter() # (file, program) -> faults of this file that this program saw
 
     def stages(self, file):
@@ -256,6 +259,7 @@ def parse_arguments():
     p.add_argument("--only", type=lambda text: [int(n) for n in text.split(",")], metavar="N,N",
                    help="only these numbers of the faults that the seed draws")
     p.add_argument("--list", action="store_true", help="print the faults and try none")
+    p.add_argument("--unit", action="store_true", help="no system tests: only unit tests and corpora of fuzzers")
     p.add_argument("--jobs", type=int, default=os.cpu_count())
     o = p.parse_args()
     o.folder = o.folder.rstrip("/")
@@ -280,11 +284,12 @@ def main():
         print("\n\n".join("%3d %s" % (n, describe(f)) for n, f in faults))
         return 0
     copy_tree()
-    suite = Suite(o.folder, o.jobs)
+    suite = Suite(o.folder, o.jobs, o.unit)
     print("%d faults in %s, seed %d; %d test programs" % (
         len(faults), o.folder, seed, len(suite.unit) + len(suite.system)), flush=True)
     # Without debug information a build takes half the time. lld links several times as fast as ld.
-    options = ["-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g0", "-DTANDEM_TEST_TIMEOUT_S=%d" % TEST_LIMIT_S]
+    options = ["-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g0", "-DTANDEM_TEST_TIMEOUT_S=%d" % TEST_LIMIT_S,
+               "-DCMAKE_C_FLAGS=-include %s" % os.path.join(TREE, "tools", "mutate.h")]
     if shutil.which("ld.lld"):
         options.append("-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=lld")
     failed = "cmake" if run(["cmake", "--preset", "asan", *options], BUILD_LIMIT_S) else suite.sees("")

@@ -33,14 +33,14 @@ class Faults(unittest.TestCase):
 
     def test_a_seed_draws_the_same_faults(self):
         class Options:
-            folder, refusals, faults = "common/rpc", False, 20
+            folder, refusals, faults, only = "common/rpc", False, 20, None
         self.assertEqual(mutate.choose(Options, 1), mutate.choose(Options, 1))
         self.assertNotEqual(mutate.choose(Options, 1), mutate.choose(Options, 2))
 
     def test_refusals_are_drawn_alone(self):
         class Options:
-            folder, refusals, faults = "gateway/serve", True, 50
-        for fault in mutate.choose(Options, 1):
+            folder, refusals, faults, only = "gateway/serve", True, 50, None
+        for _, fault in mutate.choose(Options, 1):
             self.assertRegex(fault.old, mutate.REFUSAL)
 
     def test_each_folder_has_its_programs(self):
@@ -54,10 +54,15 @@ class Faults(unittest.TestCase):
 
     def test_unit_tests_of_the_room_come_first(self):
         stages = mutate.Suite("gateway", 1).stages("gateway/keys/auth.c")
-        self.assertIn("test_auth", stages[0])
-        self.assertNotIn("test_sse", stages[0])
-        self.assertIn("test_sse", stages[1])
-        self.assertNotIn("test_gateway", stages[0] + stages[1])
+        self.assertEqual(stages[0], ["test_auth"])
+        self.assertIn("test_bad_keys", stages[1])
+        self.assertIn("test_sse", stages[2])
+        self.assertIn("test_gateway", stages[3])
+
+    def test_system_tests_may_be_left_out(self):
+        suite = mutate.Suite("gateway", 1, unit_only=True)
+        self.assertEqual(suite.system, [])
+        self.assertEqual(len(suite.stages("gateway/keys/auth.c")), 3)
 
 
 if __name__ == "__main__":
