@@ -370,8 +370,10 @@ static void take_end(struct upstream_leg *leg, const struct rpc_status *status)
     } else {
         a->next = NULL;
         pause_tries(a);
-        if (!a->begun && !a->current)
+        if (!a->begun && !a->current) {
+            a->lost_target = upstream_target(leg->verifier);
             a->status = *status;
+        }
     }
     if (!a->current)
         take_loss(a, leg, status->code);
