@@ -18,10 +18,13 @@
 #define DAVE "sk-dave-has-no-limits"
 #define MINUTE_US 60000000
 
+/* No NUL follows the text, so the address sanitizer sees a read past its end. */
 static struct auth *auth_of(const char *text)
 {
     struct auth *a = NULL;
-    if (auth_new_text("keys", text, strlen(text), &a) < 0)
+    AUTO(mem_free) char *exact = malloc(strlen(text));
+    memcpy(exact, text, strlen(text));
+    if (auth_new_text("keys", exact, strlen(text), &a) < 0)
         fail_msg("%s", fail_text());
     return a;
 }
@@ -145,13 +148,11 @@ static void a_key_is_known_by_its_whole_digest(void **state)
     auth_leave(k);
     AUTO(auth_free) struct auth *other = auth_of("bob sha256:" SHA256_62 "ef\n");
     assert_int_equal(enters(other, ALICE, 1, &k), -EACCES);
-    static const char *const wrong[] = {"alice sha256:" SHA256_62 "EE",
-                                        "alice sha256:" SHA256_62 "eg",
-                                        "alice sha256:" SHA256_62 "ge",
-                                        "alice sha256:" SHA256_62 "e:",
-                                        "alice sha256:" SHA256_62 "e/",
-                                        "alice sha256:" SHA256_62 "e`",
-                                        "alice sha256:" SHA256_62 "e"};
+    static const char *const wrong[] = {
+        "alice sha256:" SHA256_62 "EE", "alice sha256:" SHA256_62 "eg",
+        "alice sha256:" SHA256_62 "ge", "alice sha256:" SHA256_62 "e:",
+        "alice sha256:" SHA256_62 "e/", "alice sha256:" SHA256_62 "e`",
+        "alice sha256:" SHA256_62 "e"};
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
         struct auth *none;
         assert_int_equal(auth_new_text("keys", wrong[i], strlen(wrong[i]), &none), -EINVAL);
@@ -273,9 +274,9 @@ static void lengths_are_checked_at_both_ends(void **state)
     static const struct {
         unsigned name, key, models;
         int rc;
-    } v[] = {{1, 16, 0, 0},    {64, 16, 0, 0},      {65, 16, 0, -EINVAL},  {1, 15, 0, -EINVAL},
-             {1, 256, 0, 0},   {1, 257, 0, -EINVAL}, {1, 16, 1, 0},         {1, 16, 2048, 0},
-             {1, 16, 2049, -EINVAL}};
+    } v[] = {{1, 16, 0, 0},       {64, 16, 0, 0},   {65, 16, 0, -EINVAL},
+             {1, 15, 0, -EINVAL}, {1, 256, 0, 0},   {1, 257, 0, -EINVAL},
+             {1, 16, 1, 0},       {1, 16, 2048, 0}, {1, 16, 2049, -EINVAL}};
     for (size_t i = 0; i < ARRAY_LEN(v); i++)
         assert_int_equal(parses(v[i].name, v[i].key, v[i].models), v[i].rc);
 }
@@ -776,7 +777,7 @@ static void a_failed_allocation_is_an_error(void **state)
         assert_int_equal(rc, failed ? -ENOMEM : 0);
         openai_request_done(&q);
     }
-    assert_int_equal(n, 9); // lines, keys, 2 of them, auth, request, tenant, flow
+    assert_int_equal(n, 12);
 }
 
 int main(void)
