@@ -18,6 +18,7 @@
 #define MAX_HEADER 3000
 #define MAX_BODY 5000
 #define MAX_URL 2048
+#define PLACES 150
 #define DISCARD ((size_t)64 << 20)
 
 static struct http_server *server;
@@ -64,8 +65,8 @@ static int start(void **state)
     struct sockaddr_in a;
     socklen_t len = sizeof(a);
     const struct http_options o = {.n_threads = 1,
-                                   .max_connections = 100,
-                                   .max_per_ip = 100,
+                                   .max_connections = PLACES,
+                                   .max_per_ip = PLACES,
                                    .max_body = MAX_BODY,
                                    .max_bodies = 4 * MAX_BODY,
                                    .max_header = MAX_HEADER,
@@ -224,6 +225,20 @@ static void a_request_refused_early_never_reaches_the_handler(void **state)
     http_client_close(&c);
 }
 
+/* libmicrohttpd has limits for connections, too, and divides them among its threads. */
+static void every_place_is_served(void **state)
+{
+    (void)state;
+    struct http_client c[PLACES];
+    for (unsigned i = 0; i < PLACES; i++) {
+        c[i] = http_client_open(port);
+        http_client_ask(&c[i], "GET /a", "", "");
+        fine(http_client_read(&c[i], WAIT_MS));
+    }
+    for (unsigned i = 0; i < PLACES; i++)
+        http_client_close(&c[i]);
+}
+
 static void ambiguous_headers_are_400(void **state)
 {
     (void)state;
@@ -325,6 +340,7 @@ int main(void)
         CASE(a_body_may_have_the_limit),
         CASE(a_large_body_is_read_unless_the_client_asks_or_it_is_huge),
         CASE(a_request_refused_early_never_reaches_the_handler),
+        CASE(every_place_is_served),
         CASE(ambiguous_headers_are_400),
         CASE(ids_are_kept_or_made),
         CASE(a_path_is_decoded_unless_it_has_a_nul),
