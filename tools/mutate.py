@@ -48,7 +48,8 @@ SWAPS = {
                  (r" \+= ", " -= "), (r" -= ", " += "), (r"\+\+", "--"), (r" & ", " | ")],
     "constant": [(r"\btrue\b", "false"), (r"\bfalse\b", "true")],
 }
-CALL = re.compile(r"^\s+(?!return\b|if\b|for\b|while\b|switch\b|log_|assert)[a-z]\w*\([^;{}]*\);$")
+# A zeroed mutex is a valid one, and its end frees nothing.
+CALL = re.compile(r"^\s+(?!return\b|if\b|for\b|while\b|switch\b|log_|assert|pthread_mutex_init|pthread_\w+_destroy)[a-z]\w*\([^;{}]*\);$")
 RETURN = re.compile(r"^\s+return (fail\(|refuse|-E[A-Z]+;)")
 REFUSAL = re.compile(r"\b(fail|refuse\w*|deny\w*)\(|-E[A-Z]{3,}|\b[45]\d\d\b|_STATUS_")
 
@@ -73,7 +74,7 @@ def faults_of_line(raw, code):
         for pattern, new in swaps:
             for m in re.finditer(pattern, code):
                 yield kind, raw[:m.start()] + new + raw[m.end():]
-    for m in re.finditer(r"(?<![\w.])(\d+)(?![\w.\]])", code):
+    for m in re.finditer(r"(?<![\w.])(?<!calloc\()(\d+)(?![\w.\]])", code):  # more memory changes nothing
         n = int(m.group(1))
         yield "constant", raw[:m.start()] + str(n + 1 if n < 10 else 2 * n) + raw[m.end():]
     m = re.match(r"^(\s+(?:else )?(?:if|while) \()(.*)(\)(?: \{)?)$", code)

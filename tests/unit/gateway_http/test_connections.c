@@ -373,7 +373,7 @@ static unsigned n_refused(void)
     return n;
 }
 
-/* All places are busy. Each address gets half of the reserve at most; what is above is closed. */
+/* All places are busy. Each address gets half of the reserve at most; further ones are closed. */
 static void the_reserve_is_shared(void **state)
 {
     (void)state;

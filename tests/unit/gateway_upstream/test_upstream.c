@@ -161,7 +161,7 @@ static void a_waiter_is_called_when_the_model_is_loaded(void **state)
     assert_int_equal(upstream_wait(u, "fake/model", 600000000, called, NULL), 0);
     assert_int_equal(upstream_wait(u, NULL, 600000000, called, NULL), 0);
     assert_int_equal(upstream_wait(u, "other", 600000000, called, NULL), 0); // nobody loads it
-    assert_int_equal(upstream_wait(u, NULL, 1000, called, NULL), 0);         // not for so long
+    assert_int_equal(upstream_wait(u, NULL, 1000, called, NULL), 0);         // at most 1 ms
     assert_true(until_called(2));
     fake_verifier_state(f, TANDEM__V1__MODEL_INFO__STATE__READY, 1);
     assert_true(until_called(4));
