@@ -1,6 +1,7 @@
 /* test_usage_keeper.c - the thread that saves the counts of keys. */
 #include <errno.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,6 +69,36 @@ static void the_last_counts_are_saved_at_the_end(void **state)
     assert_int_equal(requests_left(next, false), 9); // read before it returns
 }
 
+/* Times of saving, also by other keepers of this test. */
+static _Atomic int64_t saved_us[3];
+static atomic_uint n_saved;
+
+int __real_auth_save(struct auth *a, struct usage_file *f, int64_t now_us);
+int __wrap_auth_save(struct auth *a, struct usage_file *f, int64_t now_us);
+int __wrap_auth_save(struct auth *a, struct usage_file *f, int64_t now_us)
+{
+    unsigned i = atomic_load(&n_saved);
+    if (i < ARRAY_LEN(saved_us))
+        atomic_store(&saved_us[i], clock_us());
+    int rc = __real_auth_save(a, f, now_us);
+    atomic_fetch_add(&n_saved, 1);
+    return rc;
+}
+
+static void counts_are_saved_once_a_second(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = alice();
+    AUTO(usage_keeper_free) struct usage_keeper *k = NULL;
+    atomic_store(&n_saved, 0);
+    assert_int_equal(usage_keeper_new(a, path, &k), 0);
+    for (unsigned i = 0; i < 2000 && atomic_load(&n_saved) < ARRAY_LEN(saved_us); i++)
+        poll(NULL, 0, 10);
+    assert_true(atomic_load(&n_saved) >= ARRAY_LEN(saved_us));
+    for (size_t i = 1; i < ARRAY_LEN(saved_us); i++)
+        assert_true(atomic_load(&saved_us[i]) - atomic_load(&saved_us[i - 1]) >= 1000000);
+}
+
 static void others_see_the_counts_while_it_runs(void **state)
 {
     (void)state;
@@ -117,6 +148,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(the_last_counts_are_saved_at_the_end),
+        CASE(counts_are_saved_once_a_second),
         CASE(others_see_the_counts_while_it_runs),
         CASE(a_file_that_cannot_be_opened_is_an_error),
         CASE(counts_that_are_not_saved_are_a_warning),
