@@ -2,6 +2,7 @@
  * calls are fakes (--wrap=upstream_call_begin). They end just after the lock of the request is
  * released (--wrap=pthread_mutex_unlock), as they could on another thread. */
 #include <stdlib.h>
+#include <string.h>
 #include "gateway/serve/completion.h"
 #include "gateway/http/http_request.h"
 #include "gateway/upstream/upstream_impl.h"
@@ -176,6 +177,44 @@ static void only_ids_of_16384_tokens_are_charged_before_they_come(void **state)
     assert_in_range(counted, 64 << 10, 72 << 10);
 }
 
+/* The bytes that a request counts which reserves no ids, and whose answer keeps so many bytes. */
+static size_t counted_with(size_t n_kept, size_t *ret_request)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    struct http_server server = {0};
+    struct http_request *http = calloc(1, sizeof(*http));
+    *http = (struct http_request){.s = &server};
+    atomic_init(&http->n_refs, 1);
+    pthread_mutex_init(&http->mu, NULL);
+    assert_int_equal(request_memory_new(MEMORY, &server.memory), 0);
+    struct completion *x = generation_of(&g, http, N_PROMPTS);
+    x->q.user = strdup("somebody");
+    *ret_request = openai_request_bytes(&x->q);
+    if (n_kept) {
+        x->reply.echoed = malloc(n_kept);
+        memset(x->reply.echoed, 'e', n_kept - 1);
+        x->reply.echoed[n_kept - 1] = 0;
+    }
+    assert_int_equal(completion_charge(x), 0);
+    size_t counted = request_memory_used(server.memory);
+    http_unref(http);
+    completion_unref(x);
+    assert_int_equal(request_memory_used(server.memory), 0);
+    request_memory_free(server.memory);
+    return counted;
+}
+
+static void a_request_counts_what_stays_of_it(void **state)
+{
+    (void)state;
+    size_t request, counted = counted_with(0, &request);
+    assert_true(request > 0);
+    assert_int_equal(counted, request);
+    counted = counted_with(1000, &request);
+    assert_int_equal(counted, request + 1000);
+}
+
 static int start(void **state)
 {
     (void)state;
@@ -188,6 +227,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_prompt_is_sent_whenever_earlier_calls_end),
         cmocka_unit_test(ids_of_a_running_answer_have_their_memory_when_it_is_full),
+        cmocka_unit_test(a_request_counts_what_stays_of_it),
         cmocka_unit_test(only_ids_of_16384_tokens_are_charged_before_they_come),
     };
     return cmocka_run_group_tests(tests, start, NULL);
