@@ -382,7 +382,7 @@ static void errors_follow_from_the_status(void **state)
     }
 }
 
-/* The statuses that have a type or a code of their own. */
+/* The statuses and their type and code. */
 static void errors_have_type_and_code(void **state)
 {
     (void)state;
