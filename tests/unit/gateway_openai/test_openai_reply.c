@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "gateway/openai/openai_error.h"
 #include "gateway/openai/openai_reply.h"
+#include "gateway/openai/openai_writer.h"
 #include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
@@ -451,6 +452,33 @@ static void prompts_are_counted_once_each(void **state)
     openai_reply_done(&r);
 }
 
+/* A part of a choice over its limit makes the whole answer an error. */
+static void a_part_that_is_too_large_is_an_error(void **state)
+{
+    (void)state;
+    for (unsigned part = 0; part < 7; part++) {
+        struct openai_reply_head h = head(part < 3, false);
+        struct openai_reply r;
+        AUTO(buf_done) struct buf b = {0};
+        buf_init(&b, 1 << 20);
+        h.logprobs = part >= 3;
+        assert_int_equal(openai_reply_init(&r, &h), 0);
+        say(&r, 0, "x", &b);
+        finish(&r, 0, &b);
+        struct openai_choice *c = r.choices;
+        struct buf *parts[] = {&c->text,
+                               &c->reasoning,
+                               &c->items,
+                               &c->logprobs.tokens,
+                               &c->logprobs.values,
+                               &c->logprobs.tops,
+                               &c->logprobs.offsets};
+        parts[part]->error = -EMSGSIZE;
+        assert_int_equal(openai_reply_end(&r, &b), -EMSGSIZE);
+        openai_reply_done(&r);
+    }
+}
+
 static void a_failed_allocation_is_an_error(void **state)
 {
     (void)state;
@@ -488,6 +516,7 @@ int main(void)
         cmocka_unit_test(errors_follow_from_the_status),
         cmocka_unit_test(errors_have_type_and_code),
         cmocka_unit_test(prompts_are_counted_once_each),
+        cmocka_unit_test(a_part_that_is_too_large_is_an_error),
         cmocka_unit_test(a_failed_allocation_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
