@@ -136,6 +136,15 @@ static void buckets_and_lines_are_limited(void **state)
     }
 }
 
+static void of_equal_bounds_the_first_counts(void **state)
+{
+    (void)state;
+    static const char once[] = BUCKET("1") BUCKET("2") BUCKET("+Inf") SUMS;
+    cleaned(BUCKET("1") BUCKET("1") BUCKET("2") BUCKET("2") BUCKET("1") BUCKET("+Inf")
+                BUCKET("+Inf") SUMS,
+            once, true);
+}
+
 static void a_histogram_needs_all_of_its_parts(void **state)
 {
     (void)state;
@@ -172,6 +181,7 @@ int main(void)
         cmocka_unit_test(numbers_keep_all_their_digits),
         cmocka_unit_test(repeated_series_come_once),
         cmocka_unit_test(buckets_and_lines_are_limited),
+        cmocka_unit_test(of_equal_bounds_the_first_counts),
         cmocka_unit_test(a_histogram_needs_all_of_its_parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
