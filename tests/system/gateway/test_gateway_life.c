@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include "base/clock.h"
 #include "lib/lib.h"
+#include "lib/rigs/manager.h"
 #include "lib/rigs/services.h"
 #include "lib/rigs/stage.h"
 
@@ -134,6 +135,22 @@ static void a_drain_finishes_accepted_requests(void **state)
     gateway_await_running(stage.verifier, 0);
 }
 
+/* The drain, and 5 s for the last answers. */
+static void the_manager_is_told_how_long_a_drain_may_take(void **state)
+{
+    (void)state;
+    unsigned at;
+    bool ready = false, stopping = false;
+    const char *more[] = {"--drain-timeout", "2", NULL};
+    struct child s = gateway_start(stage.address, more, &at);
+    child_stop(&s);
+    for (const char *text; *(text = manager_message());) {
+        ready |= strstr(text, "READY=1") != NULL;
+        stopping |= strstr(text, "STOPPING=1\nEXTEND_TIMEOUT_USEC=7000000") != NULL;
+    }
+    assert_true(ready && stopping);
+}
+
 static void a_drain_ends_requests_that_wait_for_a_model(void **state)
 {
     (void)state;
@@ -186,6 +203,8 @@ int main(void)
         cmocka_unit_test(while_a_model_loads_requests_wait_up_to_a_limit),
         cmocka_unit_test(a_client_that_leaves_while_a_model_loads_is_counted),
         cmocka_unit_test(a_drain_finishes_accepted_requests),
+        cmocka_unit_test_setup_teardown(the_manager_is_told_how_long_a_drain_may_take, manager_open,
+                                        manager_close),
         cmocka_unit_test(a_drain_ends_requests_that_wait_for_a_model),
         cmocka_unit_test(a_drain_ends_calls_that_do_not_return),
     };
