@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include "base/err.h"
 #include "base/mem.h"
 #include "gateway/gateway_options.h"
@@ -113,6 +115,40 @@ static void choices_are_checked(void **state)
     gateway_options_done();
 }
 
+/* What --help prints. Static buffer. */
+static const char *help(void)
+{
+    static char text[65536];
+    char *argv[] = {(char *)"gateway", (char *)"--help", NULL};
+    struct gateway_options *o;
+    int before = dup(STDOUT_FILENO), memory = memfd_create("help", MFD_CLOEXEC);
+    fflush(stdout);
+    dup2(memory, STDOUT_FILENO);
+    int rc = gateway_options_read(2, argv, &o);
+    fflush(stdout);
+    dup2(before, STDOUT_FILENO);
+    close(before);
+    ssize_t n = pread(memory, text, sizeof(text) - 1, 0);
+    close(memory);
+    gateway_options_done();
+    assert_int_equal(rc, 1);
+    assert_true(n > 0);
+    text[n] = 0;
+    return text;
+}
+
+static void the_help_names_all_settings_by_their_long_names(void **state)
+{
+    (void)state;
+    const char *text = help();
+    for (size_t i = 0; i < ARRAY_LEN(ranges); i++)
+        assert_non_null(strstr(text, ranges[i].flag));
+    for (const char *c = text; *c; c++)
+        assert_true(*c == '\n' || (unsigned char)*c >= ' '); // no short flag but those of conf.c
+    for (const char *at = text; (at = strstr(at, "\n  -")); at++)
+        assert_true(at[4] == '-' || at[4] == 'h');
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -120,6 +156,7 @@ int main(void)
         cmocka_unit_test(lists_have_32_entries_at_most),
         cmocka_unit_test(without_flags_the_defaults_count),
         cmocka_unit_test(choices_are_checked),
+        cmocka_unit_test(the_help_names_all_settings_by_their_long_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
