@@ -77,6 +77,7 @@ static void malformed_lines_are_dropped(void **state)
     add("no sample\n}{\n9a 1\n# a comment\n\n# TYPE\n# HELP \na\na=3\nok 1", "i");
     is("no{instance=\"i\"} sample\nok{instance=\"i\"} 1\n");
     prom_merge_add(&p, "x\0y 1\n", 6, "i", 1);
+    prom_merge_add(&p, "x 1\0y\n", 6, "i", 1); // the output has no NUL
     is("no{instance=\"i\"} sample\nok{instance=\"i\"} 1\n");
 }
 
