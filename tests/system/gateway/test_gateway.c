@@ -228,6 +228,28 @@ static void small_endpoints_answer(void **state)
     }
 }
 
+/* Only the paths of the page, of a model and of a response have further parts. */
+static void paths_are_whole(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {"/v1/chat/completions",
+                                        "/v1/completions",
+                                        "/v1/responses",
+                                        "/v1/models",
+                                        "/v1/spec_decode/metrics",
+                                        "/health",
+                                        "/ready",
+                                        "/metrics",
+                                        "/version",
+                                        "/tokenize",
+                                        "/detokenize"};
+    for (size_t i = 0; i < ARRAY_LEN(paths); i++) {
+        char path[64];
+        snprintf(path, sizeof(path), "%sx", paths[i]);
+        http_answer_is(http_call(stage.port, "GET", path, NULL), 404, "", "no such path");
+    }
+}
+
 static void are_speculation_figures(const json_t *j)
 {
     static const char *const keys[] = {
@@ -422,6 +444,7 @@ int main(void)
         cmocka_unit_test(a_prompt_of_a_megabyte_is_accepted),
         cmocka_unit_test(an_unknown_model_is_404),
         cmocka_unit_test(small_endpoints_answer),
+        cmocka_unit_test(paths_are_whole),
         cmocka_unit_test(speculation_metrics_have_exactly_the_documented_keys),
         cmocka_unit_test(health_shows_cache_and_speculation),
         cmocka_unit_test(each_request_is_counted_once),
