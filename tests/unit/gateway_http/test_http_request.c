@@ -329,7 +329,7 @@ static void errors_of_the_answer_are_500(void **state)
     struct buf body;
     buf_init(&body, 3);
     buf_puts(&body, "ab");
-    buf_puts(&body, "longer"); // what was there is freed
+    buf_puts(&body, "longer"); // the first part is freed
     answer_json(r, 200, &body);
     http_answer_or_sleep(r);
     assert_int_equal(mhd.status, 500);

@@ -183,6 +183,33 @@ static void fields_that_are_absent_are_not_sent(void **state)
     openai_request_done(&q);
 }
 
+/* A field is read whether or not those before it are there. */
+static void each_field_of_speculation_stands_alone(void **state)
+{
+    (void)state;
+    struct openai_request q = parsed(OPENAI_COMPLETION, "{\"prompt\":\"x\",\"speculative\":"
+                                                        "{\"rule_parameter\":0.25}}");
+    Tandem__V1__GenerateRequest *m = packed(&q, 0);
+    assert_true(m->speculative->rule_parameter == 0.25f);
+    message_done(m);
+    openai_request_done(&q);
+    q = parsed(OPENAI_COMPLETION, "{\"prompt\":\"x\",\"speculative\":{\"dense_q\":true}}");
+    m = packed(&q, 0);
+    assert_true(m->speculative->dense_q);
+    message_done(m);
+    openai_request_done(&q);
+    q = parsed(OPENAI_COMPLETION, "{\"prompt\":\"x\",\"speculative\":{\"n_min\":2}}");
+    m = packed(&q, 0);
+    assert_int_equal(m->speculative->n_min, 2);
+    message_done(m);
+    openai_request_done(&q);
+    q = parsed(OPENAI_COMPLETION, "{\"prompt\":\"x\",\"speculative\":{\"p_min\":0.5}}");
+    m = packed(&q, 0);
+    assert_true(m->speculative->p_min == 0.5f);
+    message_done(m);
+    openai_request_done(&q);
+}
+
 /* Its template writes BOS, and its answer may be as long as the context. */
 static void a_chat_has_no_default_limit_and_no_bos(void **state)
 {
@@ -386,6 +413,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_field_is_sent),
         cmocka_unit_test(fields_that_are_absent_are_not_sent),
+        cmocka_unit_test(each_field_of_speculation_stands_alone),
         cmocka_unit_test(a_chat_has_no_default_limit_and_no_bos),
         cmocka_unit_test(markers_of_the_answer_are_shown),
         cmocka_unit_test(a_failed_allocation_is_an_error),
