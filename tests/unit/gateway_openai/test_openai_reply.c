@@ -293,6 +293,26 @@ static void a_whole_answer_has_its_parts(void **state)
     openai_reply_done(&r);
 }
 
+/* The limit of tokens was the reason, also if calls came before it. */
+static void calls_cut_by_the_limit_keep_the_reason(void **state)
+{
+    (void)state;
+    static const char *const reasons[] = {"length", "stop"};
+    for (size_t i = 0; i < ARRAY_LEN(reasons); i++) {
+        struct openai_reply_head h = splitting_head(false);
+        struct openai_reply r;
+        AUTO(buf_done) struct buf b = {0};
+        buf_init(&b, 1 << 20);
+        assert_int_equal(openai_reply_init(&r, &h), 0);
+        say(&r, 0, "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>", &b);
+        openai_reply_finished(&r, 0, reasons[i], text_of(""), text_of(""), &b);
+        assert_int_equal(openai_reply_end(&r, &b), 0);
+        assert_non_null(strstr(b.data, i ? "\"finish_reason\":\"tool_calls\""
+                                         : "\"finish_reason\":\"length\""));
+        openai_reply_done(&r);
+    }
+}
+
 static void a_stream_has_one_event_for_each_token(void **state)
 {
     (void)state;
@@ -514,6 +534,7 @@ int main(void)
         cmocka_unit_test(a_stream_has_one_event_for_each_token),
         cmocka_unit_test(hidden_reasoning_has_no_logprobs),
         cmocka_unit_test(errors_follow_from_the_status),
+        cmocka_unit_test(calls_cut_by_the_limit_keep_the_reason),
         cmocka_unit_test(errors_have_type_and_code),
         cmocka_unit_test(prompts_are_counted_once_each),
         cmocka_unit_test(a_part_that_is_too_large_is_an_error),
