@@ -48,7 +48,8 @@ SWAPS = {
                  (r" \+= ", " -= "), (r" -= ", " += "), (r"\+\+", "--"), (r" & ", " | ")],
     "constant": [(r"\btrue\b", "false"), (r"\bfalse\b", "true")],
 }
-CALL = re.compile(r"^\s+(?!return\b|if\b|for\b|while\b|switch\b|log_|assert)[a-z]\w*\([^;{}]*\);$")
+# A zeroed mutex is a valid one, and its end frees nothing.
+CALL = re.compile(r"^\s+(?!return\b|if\b|for\b|while\b|switch\b|log_|assert|pthread_mutex_init|pthread_\w+_destroy)[a-z]\w*\([^;{}]*\);$")
 RETURN = re.compile(r"^\s+return (fail\(|refuse|-E[A-Z]+;)")
 REFUSAL = re.compile(r"\b(fail|refuse\w*|deny\w*)\(|-E[A-Z]{3,}|\b[45]\d\d\b|_STATUS_")
 
@@ -73,7 +74,7 @@ def faults_of_line(raw, code):
         for pattern, new in swaps:
             for m in re.finditer(pattern, code):
                 yield kind, raw[:m.start()] + new + raw[m.end():]
-    for m in re.finditer(r"(?<![\w.])(\d+)(?![\w.\]])", code):
+    for m in re.finditer(r"(?<![\w.])(?<!calloc\()(\d+)(?![\w.\]])", code):  # more memory changes nothing
         n = int(m.group(1))
         yield "constant", raw[:m.start()] + str(n + 1 if n < 10 else 2 * n) + raw[m.end():]
     m = re.match(r"^(\s+(?:else )?(?:if|while) \()(.*)(\)(?: \{)?)$", code)
@@ -180,10 +181,12 @@ def run(args, limit_s):
 class Suite:
     """The test programs of a folder. A fault meets the unit tests of its folder first, then all others."""
 
-    def __init__(self, folder, jobs):
+    def __init__(self, folder, jobs, unit_only=False):
         self.jobs = str(jobs)
         self.sources = test_sources()
         self.unit, self.system = programs_of(folder)
+        if unit_only:
+            self.system = []
         self.n_seen = Counter() # (file, program) -> faults of this file that this program saw
 
     def stages(self, file):
@@ -257,6 +260,7 @@ def parse_arguments():
     p.add_argument("--only", type=lambda text: [int(n) for n in text.split(",")], metavar="N,N",
                    help="only these numbers of the faults that the seed draws")
     p.add_argument("--list", action="store_true", help="print the faults and try none")
+    p.add_argument("--unit", action="store_true", help="no system tests: only unit tests and corpora of fuzzers")
     p.add_argument("--jobs", type=int, default=os.cpu_count())
     o = p.parse_args()
     o.folder = o.folder.rstrip("/")
@@ -281,11 +285,12 @@ def main():
         print("\n\n".join("%3d %s" % (n, describe(f)) for n, f in faults))
         return 0
     copy_tree()
-    suite = Suite(o.folder, o.jobs)
+    suite = Suite(o.folder, o.jobs, o.unit)
     print("%d faults in %s, seed %d; %d test programs" % (
         len(faults), o.folder, seed, len(suite.unit) + len(suite.system)), flush=True)
     # Without debug information a build takes half the time. lld links several times as fast as ld.
-    options = ["-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g0", "-DTANDEM_TEST_TIMEOUT_S=%d" % TEST_LIMIT_S]
+    options = ["-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g0", "-DTANDEM_TEST_TIMEOUT_S=%d" % TEST_LIMIT_S,
+               "-DCMAKE_C_FLAGS=-include %s" % os.path.join(TREE, "tools", "mutate.h")]
     if shutil.which("ld.lld"):
         options.append("-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=lld")
     failed = "cmake" if run(["cmake", "--preset", "asan", *options], BUILD_LIMIT_S) else suite.sees("")

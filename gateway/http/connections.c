@@ -615,10 +615,8 @@ void connections_free(struct connections *s)
     if (!s)
         return;
     connections_stop(s);
-    if (s->epoll_fd >= 0)
-        close(s->epoll_fd);
-    if (s->wake_fd >= 0)
-        close(s->wake_fd);
+    close(s->epoll_fd); // -1 has no effect
+    close(s->wake_fd);
     pthread_cond_destroy(&s->idle);
     pthread_cond_destroy(&s->none);
     pthread_mutex_destroy(&s->mu);

@@ -30,7 +30,8 @@ static int parse(const struct cert_text *t, gnutls_pcert_st **ret_chain, unsigne
     gnutls_privkey_t k;
     unsigned n = CHAIN_MAX;
     gnutls_pcert_st *chain = gnutls_calloc(CHAIN_MAX, sizeof(*chain));
-    int rc = chain ? gnutls_pcert_list_import_x509_raw(chain, &n, &cert, GNUTLS_X509_FMT_PEM, 0)
+    int rc = chain ? gnutls_pcert_list_import_x509_raw(chain, &n, &cert, GNUTLS_X509_FMT_PEM,
+                                                       GNUTLS_X509_CRT_LIST_IMPORT_FAIL_IF_EXCEED)
                    : GNUTLS_E_MEMORY_ERROR;
     if (rc < 0) {
         gnutls_free(chain);

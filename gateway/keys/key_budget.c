@@ -85,8 +85,7 @@ struct key_budget_level key_budget_requests(const struct key_budget *b,
 static struct key_budget_level minute_level(const struct key_budget *b, uint32_t limit,
                                             int64_t now_us)
 {
-    int64_t left = limit ? (int64_t)left_in_bucket(b->counts.tokens_full_us, limit, now_us) : 0;
-    left -= b->reserved;
+    int64_t left = (int64_t)left_in_bucket(b->counts.tokens_full_us, limit, now_us) - b->reserved;
     return (struct key_budget_level){.limit = limit,
                                      .left = left > 0 ? (uint64_t)left : 0,
                                      .reset_us = time_until(b->counts.tokens_full_us, now_us)};

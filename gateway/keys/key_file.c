@@ -71,10 +71,10 @@ static int read_key(const char *word, size_t len, unsigned char to[KEY_FILE_DIGE
     return 0;
 }
 
-/* names: "a,b". */
+/* names: "a,b", at least one byte. */
 static int read_models(const char *names, size_t len, struct key_file_line *k)
 {
-    if (!len || len > KEY_FILE_MAX_MODELS || !is_printable(names, len) || *names == ',' ||
+    if (len > KEY_FILE_MAX_MODELS || !is_printable(names, len) || *names == ',' ||
         names[len - 1] == ',' || memmem(names, len, ",,", 2))
         return fail(-EINVAL,
                     "models= must be followed by names of models with commas between them, "

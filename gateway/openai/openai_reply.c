@@ -180,6 +180,8 @@ void openai_reply_token(struct openai_reply *r, unsigned choice, const struct op
     bool reasoned = output_parser_reasons(&c->parser);
     output_parser_out_clear(&r->out);
     output_parser_feed(&c->parser, t->text.data, t->text.len, &r->out);
+    if (r->out.content.error) // a part of the answer is lost
+        c->text.error = r->out.content.error;
     drop_unwanted(r, c);
     reasoned |= output_parser_reasons(&c->parser);
     r->completion_tokens++;

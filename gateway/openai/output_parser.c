@@ -215,6 +215,8 @@ static void begin_candidate(struct output_parser *p, enum marker_kind kind)
     size_t space = p->n_held_space, skipped = p->drop_space ? space : 0;
     buf_clear(&p->call);
     buf_add(&p->call, p->held.data + skipped, p->held.len - skipped);
+    if (p->call.error)
+        return; // see stop_splitting()
     p->candidate.outer_state = p->state;
     p->candidate.n_first = p->candidate.next = p->call.len;
     p->candidate.stage = OUTPUT_PARSER_BEFORE;
@@ -399,15 +401,35 @@ static void feed_call(struct output_parser *p, char c, struct output_parser_out 
         release_call(p, to);
 }
 
+/* Without memory, held bytes are lost, and all text that follows is content. */
+static void stop_splitting(struct output_parser *p, struct output_parser_out *to)
+{
+    p->rules = (struct output_parser_rules){0};
+    p->state = OUTPUT_PARSER_CONTENT;
+    p->n_held_space = 0;
+    buf_clear(&p->held);
+    buf_clear(&p->call);
+    to->content.error = -ENOMEM;
+}
+
+static void feed_text(struct output_parser *p, char c, struct output_parser_out *to)
+{
+    bool space = p->n_held_space == p->held.len && is_space(c);
+    buf_add(&p->held, &c, 1);
+    if (p->held.error)
+        return;
+    p->n_held_space += space;
+    scan_held(p, to);
+}
+
 static void feed_byte(struct output_parser *p, char c, struct output_parser_out *to)
 {
-    if (p->state == OUTPUT_PARSER_CALL) {
+    if (p->state == OUTPUT_PARSER_CALL)
         feed_call(p, c, to);
-    } else {
-        p->n_held_space += p->n_held_space == p->held.len && is_space(c);
-        buf_add(&p->held, &c, 1);
-        scan_held(p, to);
-    }
+    else
+        feed_text(p, c, to);
+    if (p->held.error || p->call.error)
+        stop_splitting(p, to);
 }
 
 static void feed_rescan(struct output_parser *p, struct output_parser_out *to)

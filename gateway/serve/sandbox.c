@@ -129,30 +129,43 @@ struct code {
     struct sock_filter v[MAX_CODE];
 };
 
-static void add(struct code *c, uint16_t op, uint32_t k, unsigned jt, unsigned jf)
+static void add(struct code *c, struct sock_filter next)
 {
-    c->v[c->n++] = (struct sock_filter){op, (uint8_t)jt, (uint8_t)jf, k};
+    c->v[c->n++] = next;
 }
+
+#define ADD(c, ...) add(c, (struct sock_filter)__VA_ARGS__)
 
 static void load(struct code *c, size_t offset)
 {
-    add(c, BPF_LD | BPF_W | BPF_ABS, (uint32_t)offset, 0, 0);
+    ADD(c, BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (uint32_t)offset));
+}
+
+static void end_with(struct code *c, uint32_t result)
+{
+    ADD(c, BPF_STMT(BPF_RET | BPF_K, result));
+}
+
+/* Skips so many instructions if the loaded word is `value`, or is not. */
+static void compare(struct code *c, uint32_t value, uint8_t if_equal, uint8_t if_not)
+{
+    ADD(c, BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, if_equal, if_not));
 }
 
 static void add_checked(struct code *c, const struct checked_call *k)
 {
     size_t at = offsetof(struct seccomp_data, args) + 8 * (size_t)k->argument; // little endian
     load(c, offsetof(struct seccomp_data, nr));
-    add(c, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)k->number, 0, k->is_mask ? 3 : 5);
+    compare(c, (uint32_t)k->number, 0, k->is_mask ? 3 : 5);
     load(c, at);
     if (k->is_mask) {
-        add(c, BPF_JMP | BPF_JSET | BPF_K, (uint32_t)k->value, 1, 0);
+        ADD(c, BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, (uint32_t)k->value, 1, 0));
     } else {
-        add(c, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)k->value, 0, 3);
+        compare(c, (uint32_t)k->value, 0, 3);
         load(c, at + 4);
-        add(c, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)(k->value >> 32), 0, 1);
+        compare(c, (uint32_t)(k->value >> 32), 0, 1);
     }
-    add(c, BPF_RET, SECCOMP_RET_ALLOW, 0, 0);
+    end_with(c, SECCOMP_RET_ALLOW);
 }
 
 /* All other calls fail with EPERM, so that Python raises an exception. */
@@ -160,16 +173,16 @@ static void make_filter(struct code *c)
 {
     c->n = 0;
     load(c, offsetof(struct seccomp_data, arch));
-    add(c, BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0);
-    add(c, BPF_RET, SECCOMP_RET_KILL_PROCESS, 0, 0);
+    compare(c, ARCH, 1, 0);
+    end_with(c, SECCOMP_RET_KILL_PROCESS);
     load(c, offsetof(struct seccomp_data, nr));
     for (size_t i = 0; i < ARRAY_LEN(plain_calls); i++) {
-        add(c, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)plain_calls[i], 0, 1);
-        add(c, BPF_RET, SECCOMP_RET_ALLOW, 0, 0);
+        compare(c, (uint32_t)plain_calls[i], 0, 1);
+        end_with(c, SECCOMP_RET_ALLOW);
     }
     for (size_t i = 0; i < ARRAY_LEN(checked_calls); i++)
         add_checked(c, &checked_calls[i]);
-    add(c, BPF_RET, SECCOMP_RET_ERRNO | EPERM, 0, 0);
+    end_with(c, SECCOMP_RET_ERRNO | EPERM);
 }
 
 /* ---- landlock ---- */

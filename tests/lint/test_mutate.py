@@ -20,6 +20,15 @@ class Faults(unittest.TestCase):
         self.assertEqual(faults("    ok = true;"), ["ok = false;"])
         self.assertEqual(faults("    ms = 100;"), ["ms = 200;"])
 
+    def test_mutexes_begin_and_end_without_a_call(self):
+        self.assertEqual(faults("    pthread_mutex_init(&x->mu, NULL);"), [])
+        self.assertEqual(faults("    pthread_cond_destroy(&x->cv);"), [])
+        self.assertEqual(faults("    pthread_mutex_unlock(&x->mu);"), ["{}"])
+
+    def test_more_memory_is_no_fault(self):
+        self.assertEqual(faults("    p = calloc(1, n);"), [])
+        self.assertEqual(faults("    p = calloc(n, 8);"), ["p = calloc(n, 9);"])
+
     def test_calls_and_refusals_are_removed(self):
         self.assertEqual(faults("    free(p);"), ["{}"])
         self.assertIn("{}", faults('    return fail(-EINVAL, "too many");'))
@@ -66,6 +75,11 @@ class Faults(unittest.TestCase):
         drawn = mutate.choose(Options, 1)
         Options.only = [3, 8]
         self.assertEqual(mutate.choose(Options, 1), [drawn[2], drawn[7]])
+
+    def test_system_tests_may_be_left_out(self):
+        suite = mutate.Suite("gateway", 1, unit_only=True)
+        self.assertEqual(suite.system, [])
+        self.assertEqual(len(suite.stages("gateway/keys/auth.c")), 3)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
 /* failing.c - makes the n-th allocation fail. */
 #include <sqlite3.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <sys/mman.h>
 #include "lib/fakes/failing.h"
 
 void *__real_malloc(size_t n);
 void *__real_calloc(size_t n, size_t size);
 void *__real_realloc(void *p, size_t n);
+char *__real_strdup(const char *text);
+char *__real_strndup(const char *text, size_t n);
 void *__real_mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset);
 void *__wrap_malloc(size_t n);
 void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_realloc(void *p, size_t n);
+char *__wrap_strdup(const char *text);
+char *__wrap_strndup(const char *text, size_t n);
 void *__wrap_mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset);
 
 static atomic_int n_left; // calls until the one that fails, itself included
@@ -58,6 +63,16 @@ void *__wrap_calloc(size_t n, size_t size)
 void *__wrap_realloc(void *p, size_t n)
 {
     return must_fail(n) ? NULL : __real_realloc(p, n);
+}
+
+char *__wrap_strdup(const char *text)
+{
+    return must_fail(strlen(text) + 1) ? NULL : __real_strdup(text);
+}
+
+char *__wrap_strndup(const char *text, size_t n)
+{
+    return must_fail(strnlen(text, n) + 1) ? NULL : __real_strndup(text, n);
 }
 
 void *__wrap_mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)

@@ -1,5 +1,5 @@
 /* failing.h - makes the n-th allocation fail, in programs linked with
- * --wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=mmap (tests/CMakeLists.txt).
+ * --wrap for malloc, calloc, realloc, strdup, strndup and mmap (tests/CMakeLists.txt).
  *
  * Threads: any; allocations of all threads are counted. */
 #pragma once

@@ -228,6 +228,28 @@ static void small_endpoints_answer(void **state)
     }
 }
 
+/* Only the paths of the page, of a model and of a response have further parts. */
+static void paths_are_whole(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {"/v1/chat/completions",
+                                        "/v1/completions",
+                                        "/v1/responses",
+                                        "/v1/models",
+                                        "/v1/spec_decode/metrics",
+                                        "/health",
+                                        "/ready",
+                                        "/metrics",
+                                        "/version",
+                                        "/tokenize",
+                                        "/detokenize"};
+    for (size_t i = 0; i < ARRAY_LEN(paths); i++) {
+        char path[64];
+        snprintf(path, sizeof(path), "%sx", paths[i]);
+        http_answer_is(http_call(stage.port, "GET", path, NULL), 404, "", "no such path");
+    }
+}
+
 static void are_speculation_figures(const json_t *j)
 {
     static const char *const keys[] = {
@@ -272,6 +294,79 @@ static void health_shows_cache_and_speculation(void **state)
     are_speculation_figures(speculation);
     json_decref(j);
     http_answer_done(&a);
+}
+
+/* The value of a series of the gateway that begins so; 0: it is absent. */
+static double value_of(const char *series)
+{
+    char line[200];
+    struct http_answer a = http_call(stage.port, "GET", "/metrics", NULL);
+    snprintf(line, sizeof(line), "\n%s", series);
+    const char *at = strstr(a.body, line), *value = at ? strstr(at, "} ") : NULL;
+    double v = value ? strtod(value + 2, NULL) : 0;
+    http_answer_done(&a);
+    return v;
+}
+
+enum { STARTED, FAILED, CANCELLED, TOTAL, N_SERIES };
+static double before[N_SERIES];
+
+static void read_series(double ret[N_SERIES])
+{
+    static const char *const series[N_SERIES] = {
+        "tandem_gateway_requests_total{instance=\"gateway\",endpoint=\"completions\"",
+        "tandem_gateway_requests_failed_total{", "tandem_gateway_requests_cancelled_total{",
+        "tandem_gateway_e2e_request_latency_seconds_count{"};
+    for (int i = 0; i < N_SERIES; i++)
+        ret[i] = value_of(series[i]);
+}
+
+/* Since the last such growth these counters have grown by these numbers. */
+static bool grew(unsigned started, unsigned failed, unsigned cancelled, unsigned total)
+{
+    const unsigned want[N_SERIES] = {started, failed, cancelled, total};
+    double now[N_SERIES];
+    bool as_wanted = true;
+    read_series(now);
+    for (int i = 0; i < N_SERIES; i++)
+        as_wanted = as_wanted && now[i] - before[i] == want[i];
+    if (as_wanted)
+        memcpy(before, now, sizeof(before));
+    return as_wanted;
+}
+
+static bool one_was_cancelled(unsigned unused)
+{
+    (void)unused;
+    return grew(1, 0, 1, 0);
+}
+
+static void each_request_is_counted_once(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body;
+        int status;
+    } failures[] = {{"{", 400},
+                    {"{\"prompt\":\"x\",\"n\":0}", 400},
+                    {"{\"prompt\":\"x\",\"model\":\"other\"}", 404},
+                    {"{\"prompt\":\"status 3\"}", 400},
+                    {"{\"prompt\":\"short 2\"}", 502},
+                    {"{\"prompt\":\"choice\"}", 502}};
+    read_series(before);
+    http_answer_is(http_call(stage.port, "POST", "/v1/completions", "{\"prompt\":\"say 2\"}"), 200,
+                   "", "w1");
+    assert_true(grew(1, 0, 0, 1));
+    for (size_t i = 0; i < ARRAY_LEN(failures); i++) {
+        http_answer_is(http_call(stage.port, "POST", "/v1/completions", failures[i].body),
+                       failures[i].status, "", "error");
+        assert_true(grew(1, 1, 0, 0));
+    }
+    struct http_client c = http_client_open(stage.port);
+    http_client_ask(&c, "POST /v1/completions", "", "{\"prompt\":\"stall\",\"stream\":true}");
+    assert_int_equal(http_client_read_head(&c, 20000), 200);
+    http_client_close(&c);
+    assert_true(stage_becomes(one_was_cancelled, 0));
 }
 
 /* ---- HTTP ---- */
@@ -349,8 +444,10 @@ int main(void)
         cmocka_unit_test(a_prompt_of_a_megabyte_is_accepted),
         cmocka_unit_test(an_unknown_model_is_404),
         cmocka_unit_test(small_endpoints_answer),
+        cmocka_unit_test(paths_are_whole),
         cmocka_unit_test(speculation_metrics_have_exactly_the_documented_keys),
         cmocka_unit_test(health_shows_cache_and_speculation),
+        cmocka_unit_test(each_request_is_counted_once),
         cmocka_unit_test(request_ids_are_used_or_created),
         cmocka_unit_test(pipelined_requests_are_answered_in_order),
         cmocka_unit_test(old_and_head_requests_are_answered),

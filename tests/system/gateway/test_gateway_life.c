@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include "base/clock.h"
 #include "lib/lib.h"
+#include "lib/rigs/manager.h"
 #include "lib/rigs/services.h"
 #include "lib/rigs/stage.h"
 
@@ -76,6 +77,31 @@ static void while_a_model_loads_requests_wait_up_to_a_limit(void **state)
     assert_true(stage_becomes(loading_is_seen, false));
 }
 
+static bool one_was_cancelled(unsigned unused)
+{
+    (void)unused;
+    struct http_answer a = http_call(stage.port, "GET", "/metrics", NULL);
+    bool is = strstr(a.body, "tandem_gateway_requests_cancelled_total{instance=\"gateway\"} 1\n");
+    http_answer_done(&a);
+    return is;
+}
+
+/* The request ends with the wait: it is counted, and has its line in the log. */
+static void a_client_that_leaves_while_a_model_loads_is_counted(void **state)
+{
+    (void)state;
+    fake_verifier_state(stage.verifier, TANDEM__V1__MODEL_INFO__STATE__LOADING, 0.5f);
+    assert_true(stage_becomes(loading_is_seen, true));
+    struct http_client c;
+    begin_chat(&c, stage.port, "say 1", "");
+    assert_false(http_client_wait_close(&c, 200));
+    http_client_close(&c);
+    assert_true(stage_becomes(one_was_cancelled, 0));
+    free(child_wait_log(&stage.gateway, "status=499"));
+    fake_verifier_state(stage.verifier, TANDEM__V1__MODEL_INFO__STATE__READY, 1);
+    assert_true(stage_becomes(loading_is_seen, false));
+}
+
 /* ---- end ---- */
 
 static void a_drain_finishes_accepted_requests(void **state)
@@ -107,6 +133,22 @@ static void a_drain_finishes_accepted_requests(void **state)
     http_client_close(&slow);
     assert_int_equal(child_wait(&s), 0);
     gateway_await_running(stage.verifier, 0);
+}
+
+/* The drain, and 5 s for the last answers. */
+static void the_manager_is_told_how_long_a_drain_may_take(void **state)
+{
+    (void)state;
+    unsigned at;
+    bool ready = false, stopping = false;
+    const char *more[] = {"--drain-timeout", "2", NULL};
+    struct child s = gateway_start(stage.address, more, &at);
+    child_stop(&s);
+    for (const char *text; *(text = manager_message());) {
+        ready |= strstr(text, "READY=1") != NULL;
+        stopping |= strstr(text, "STOPPING=1\nEXTEND_TIMEOUT_USEC=7000000") != NULL;
+    }
+    assert_true(ready && stopping);
 }
 
 static void a_drain_ends_requests_that_wait_for_a_model(void **state)
@@ -184,7 +226,10 @@ int main(void)
         cmocka_unit_test(an_address_in_use_is_an_error_of_one_sentence),
         cmocka_unit_test(a_file_that_is_not_a_socket_stays),
         cmocka_unit_test(while_a_model_loads_requests_wait_up_to_a_limit),
+        cmocka_unit_test(a_client_that_leaves_while_a_model_loads_is_counted),
         cmocka_unit_test(a_drain_finishes_accepted_requests),
+        cmocka_unit_test_setup_teardown(the_manager_is_told_how_long_a_drain_may_take, manager_open,
+                                        manager_close),
         cmocka_unit_test(a_drain_ends_requests_that_wait_for_a_model),
         cmocka_unit_test(a_drain_ends_calls_that_do_not_return),
         cmocka_unit_test(a_lost_answer_of_a_closed_client_ends_with_the_gateway),

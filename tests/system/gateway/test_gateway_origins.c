@@ -34,6 +34,9 @@ static void pages_of_configured_origins_are_accepted(void **state)
     assert_non_null(strstr(a.head, "Access-Control-Allow-Origin: https://a.example\r\n"));
     assert_non_null(strstr(a.head, "Access-Control-Allow-Headers: authorization,x-stainless-os"));
     assert_non_null(strstr(a.head, "Vary: Origin"));
+    assert_non_null(strstr(a.head, "\r\nAccess-Control-Max-Age: 600\r\n"));
+    assert_non_null(
+        strstr(a.head, "\r\nAccess-Control-Expose-Headers: X-Request-Id, Retry-After, "));
     http_answer_is(a, 204, "Access-Control-Allow-Methods: GET, POST", "");
     http_answer_is(http_ask(port, "POST /v1/completions",
                             "Origin: https://a.example\r\nX-API-Key: " ALICE "\r\n",
@@ -46,6 +49,28 @@ static void pages_of_configured_origins_are_accepted(void **state)
                                          "Origin: https://a.example.org\r\n"};
     for (size_t i = 0; i < ARRAY_LEN(others); i++)
         assert_false(allows_origin(http_ask(port, "GET /health", others[i], "")));
+    child_stop(&s);
+}
+
+/* Names of fields that a page asks for are repeated, up to 1024 bytes. */
+static void long_lists_of_fields_are_not_repeated(void **state)
+{
+    (void)state;
+    unsigned port;
+    const char *more[] = {"--cors-origins", "https://a.example", NULL};
+    struct child s = gateway_start(stage.address, more, &port);
+    for (unsigned n = 1024; n <= 1025; n++) {
+        char fields[1100], header[1400], want[1200];
+        memset(fields, 'f', n);
+        fields[n] = 0;
+        snprintf(header, sizeof(header),
+                 "Origin: https://a.example\r\nAccess-Control-Request-Method: POST\r\n"
+                 "Access-Control-Request-Headers: %s\r\n",
+                 fields);
+        snprintf(want, sizeof(want), "\r\nAccess-Control-Allow-Headers: %s\r\n",
+                 n > 1024 ? "Authorization, Content-Type" : fields);
+        http_answer_is(http_ask(port, "OPTIONS /v1/models", header, ""), 204, want, "");
+    }
     child_stop(&s);
 }
 
@@ -97,7 +122,10 @@ static void pages_of_any_origin_are_accepted_only_if_configured(void **state)
                    "Access-Control-Allow-Origin: *\r\n", "fake/model");
     child_stop(&s);
     s = gateway_start(stage.address, NULL, &port);
-    http_answer_is(http_ask(port, "OPTIONS /v1/models", PREFLIGHT, ""), 405, "Allow", "method");
+    http_answer_is(http_ask(port, "OPTIONS /v1/models", PREFLIGHT, ""), 405,
+                   "\r\nAllow: GET, HEAD\r\n", "method");
+    http_answer_is(http_ask(port, "GET /v1/completions", "", ""), 405, "\r\nAllow: POST\r\n",
+                   "method");
     assert_false(
         allows_origin(http_ask(port, "GET /v1/models", "Origin: https://a.example\r\n", "")));
     child_stop(&s);
@@ -107,6 +135,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_of_configured_origins_are_accepted),
+        cmocka_unit_test(long_lists_of_fields_are_not_repeated),
         cmocka_unit_test(other_pages_cannot_use_a_server_without_keys),
         cmocka_unit_test(pages_of_any_origin_are_accepted_only_if_configured),
     };

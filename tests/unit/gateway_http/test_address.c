@@ -1,6 +1,9 @@
 /* Addresses of clients behind proxies; the header fields are hostile. */
+#include <arpa/inet.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/un.h>
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/rng.h"
@@ -148,6 +151,107 @@ static void a_network_of_ipv6_is_one_client(void **state)
     assert_false(address_equal(&a, &b));
 }
 
+static void addresses_of_sockets_are_read(void **state)
+{
+    (void)state;
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0xC0000201)};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_addr.s6_addr = {0x20, 1, [15] = 7}};
+    struct sockaddr_un local = {.sun_family = AF_UNIX, .sun_path = "/x"};
+    static const struct {
+        unsigned short family;
+        int less; // bytes that the length lacks
+        const char *text;
+    } v[] = {{AF_INET, 0, "192.0.2.1"},
+             {AF_INET, 1, "unix"},
+             {AF_INET6, 0, "2001::7"},
+             {AF_INET6, 1, "unix"},
+             {AF_UNIX, 0, "unix"}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        const void *a = v[i].family == AF_INET    ? (void *)&v4
+                        : v[i].family == AF_INET6 ? (void *)&v6
+                                                  : (void *)&local;
+        socklen_t len = v[i].family == AF_INET    ? sizeof(v4)
+                        : v[i].family == AF_INET6 ? sizeof(v6)
+                                                  : sizeof(local);
+        struct address is = address_of(a, len - (socklen_t)v[i].less);
+        char text[ADDRESS_TEXT_MAX];
+        address_text(&is, text);
+        assert_string_equal(text, v[i].text);
+    }
+}
+
+/* Texts of up to 63 bytes are read; a port has one to five digits. */
+static void lengths_of_addresses_are_limited(void **state)
+{
+    (void)state;
+    struct address a;
+    char text[80];
+    memset(text, '0', sizeof(text));
+    assert_false(address_parse(text, 63, &a));
+    assert_false(address_parse(text, 64, &a));
+    static const struct {
+        const char *text;
+        bool ok;
+    } v[] = {{"1.2.3.4:1", true},      {"1.2.3.4:12345", true}, {"[::1]:1", true},
+             {"[::1]:12345", true},    {"[::1]:123456", false}, {"[::1]:", false},
+             {"[::1]", true},          {"::1", true},           {"[]", false},
+             {"::ffff:1.2.3.4", true}, {"1.2.3.4]", false}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++)
+        if (address_parse(v[i].text, strlen(v[i].text), &a) != v[i].ok)
+            fail_msg("%s", v[i].text);
+}
+
+/* Up to ADDRESS_MAX_HOPS proxies are followed, then the address so far counts. */
+static void the_number_of_hops_is_limited(void **state)
+{
+    (void)state;
+    for (unsigned n = ADDRESS_MAX_HOPS - 1; n <= ADDRESS_MAX_HOPS; n++) {
+        char list[1024] = "198.51.100.7";
+        for (unsigned i = 0; i < n; i++)
+            strcat(list, ",10.0.0.9");
+        is_from("10.0.0.1", list, NULL, n < ADDRESS_MAX_HOPS ? "198.51.100.7" : "10.0.0.9");
+    }
+}
+
+/* Every prefix length of a network: the last bit of it counts, the next one does not. */
+static void each_bit_of_a_network_counts(void **state)
+{
+    (void)state;
+    for (unsigned bits = 0; bits <= 128; bits++) {
+        char text[64];
+        struct address_range r;
+        snprintf(text, sizeof(text), "2001:db8::/%u", bits);
+        assert_int_equal(address_range_parse(text, &r), 0);
+        assert_int_equal(r.n_bits, bits);
+        struct address a = r.first;
+        assert_true(address_in(&a, &r, 1));
+        assert_false(address_in(&a, &r, 0));
+        if (bits < 128) {
+            a.ip[bits / 8] ^= (unsigned char)(0x80 >> bits % 8);
+            assert_true(address_in(&a, &r, 1));
+            a = r.first;
+        }
+        if (bits > 0) {
+            a.ip[(bits - 1) / 8] ^= (unsigned char)(0x80 >> (bits - 1) % 8);
+            assert_false(address_in(&a, &r, 1));
+        }
+    }
+    struct address_range v4, exact, local;
+    struct address unix_socket = {0}, other = of("192.0.2.2");
+    assert_int_equal(address_range_parse("192.0.2.4/32", &v4), 0);
+    assert_int_equal(v4.n_bits, 128);
+    assert_int_equal(address_range_parse("192.0.2.2", &exact), 0);
+    assert_true(address_in(&other, &exact, 1));
+    assert_int_equal(address_range_parse("unix", &local), 0);
+    assert_true(address_in(&unix_socket, &local, 1));
+    assert_false(address_in(&other, &local, 1));
+    assert_false(address_in(&unix_socket, &exact, 1));
+    assert_int_equal(address_range_parse("::ffff:10.0.0.0/104", &v4), 0); // of the 128
+    assert_int_equal(v4.n_bits, 104);
+    assert_int_equal(address_range_parse("10.0.0.0/9", &v4), 0);
+    assert_int_equal(v4.n_bits, 105);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -158,6 +262,10 @@ int main(void)
         cmocka_unit_test(random_lists_are_survived),
         cmocka_unit_test(ranges_are_checked),
         cmocka_unit_test(a_network_of_ipv6_is_one_client),
+        cmocka_unit_test(addresses_of_sockets_are_read),
+        cmocka_unit_test(lengths_of_addresses_are_limited),
+        cmocka_unit_test(the_number_of_hops_is_limited),
+        cmocka_unit_test(each_bit_of_a_network_counts),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }

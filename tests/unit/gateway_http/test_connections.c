@@ -1,14 +1,84 @@
-/* test_connections.c - connections that are accepted and never opened. The server is a fake. */
+/* test_connections.c - the places for connections, the time limits of their phases, hang-ups. The
+ * server, the requests and the clock are fakes (--wrap). */
 #include <arpa/inet.h>
+#include <errno.h>
 #include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #include "base/clock.h"
+#include "base/metrics.h"
 #include "gateway/http/connections.h"
 #include "gateway/http/http_watch.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
+#include "lib/rigs/logged.h"
 
 #define PLACES 4
+#define RESERVE 32
+#define S INT64_C(1000000)
+#define TICKS_MS 350 // some ticks of the watcher
+
+/* ---- fakes ---- */
+
+static _Atomic int64_t ahead_us; // of the real clock
+static atomic_uint n_hung_up, n_abandoned, n_ticks, n_woken;
+static atomic_bool drops; // what http_watch_tick() returns
+
+int64_t __real_clock_us(void);
+int64_t __wrap_clock_us(void);
+void __wrap_http_watch_hung_up(struct http_request *r);
+bool __wrap_http_watch_tick(struct http_request *r, int64_t now_us);
+void __wrap_http_watch_abandon(struct http_request *r);
+void __wrap_http_watch_wake(struct MHD_Connection *c);
+struct http_request *__wrap_http_ref(struct http_request *r);
+void __wrap_http_unref(struct http_request *r);
+
+int64_t __wrap_clock_us(void)
+{
+    return __real_clock_us() + atomic_load(&ahead_us);
+}
+
+void __wrap_http_watch_hung_up(struct http_request *r)
+{
+    assert_non_null(r);
+    atomic_fetch_add(&n_hung_up, 1);
+}
+
+bool __wrap_http_watch_tick(struct http_request *r, int64_t now_us)
+{
+    (void)r, (void)now_us;
+    atomic_fetch_add(&n_ticks, 1);
+    return atomic_load(&drops);
+}
+
+void __wrap_http_watch_abandon(struct http_request *r)
+{
+    assert_non_null(r);
+    atomic_fetch_add(&n_abandoned, 1);
+}
+
+void __wrap_http_watch_wake(struct MHD_Connection *c)
+{
+    assert_non_null(c);
+    atomic_fetch_add(&n_woken, 1);
+}
+
+struct http_request *__wrap_http_ref(struct http_request *r)
+{
+    return r;
+}
+
+void __wrap_http_unref(struct http_request *r)
+{
+    (void)r;
+}
+
+static struct http_request *const request = (struct http_request *)&n_ticks; // never looked into
+
+/* ---- connections that are accepted and not opened ---- */
 
 static int kept; // the accepted descriptor of keep()
 
@@ -125,12 +195,504 @@ static void a_connection_that_opens_late_keeps_its_place(void **state)
     connections_free(s);
 }
 
+/* ---- places ---- */
+
+static struct connections *conns;
+static struct sockaddr_in where;
+static _Atomic int accepted = -1; // the last accepted descriptor
+
+static bool accept_it(void *user, int fd, const struct sockaddr *a, socklen_t len)
+{
+    assert_ptr_equal(user, &accepted);
+    assert_int_equal(a->sa_family, AF_INET);
+    assert_int_equal(len, sizeof(struct sockaddr_in));
+    atomic_store(&accepted, fd);
+    return true;
+}
+
+static const struct http_options usual = {
+    .max_connections = PLACES, .max_per_ip = 2, .idle_us = 100 * S, .request_us = 50 * S};
+
+static void serve(const struct http_options *o)
+{
+    socklen_t len = sizeof(where);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    where = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    assert_int_equal(bind(fd, (struct sockaddr *)&where, len), 0);
+    assert_int_equal(listen(fd, 64), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&where, &len), 0);
+    assert_int_equal(connections_new(o, &conns), 0);
+    atomic_store(&ahead_us, 0);
+    atomic_store(&n_hung_up, 0);
+    atomic_store(&n_abandoned, 0);
+    atomic_store(&drops, false);
+    connections_listen(conns, fd, accept_it, &accepted);
+}
+
+/* A connection of both sides. */
+struct both {
+    int client, server;
+    struct connection *k;
+};
+
+/* Connects from 127.0.0.`host`. */
+static int connect_from(unsigned host)
+{
+    struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7F000000 | host)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&from, sizeof(from)), 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&where, sizeof(where)), 0);
+    return fd;
+}
+
+static struct both open_from(unsigned host)
+{
+    struct both b = {.client = -1};
+    atomic_store(&accepted, -1);
+    b.client = connect_from(host);
+    for (unsigned i = 0; i < 20000 && atomic_load(&accepted) < 0; i++)
+        poll(NULL, 0, 1);
+    b.server = atomic_load(&accepted);
+    assert_true(b.server >= 0);
+    b.k = connections_open(conns, b.server, (struct MHD_Connection *)&accepted);
+    assert_non_null(b.k);
+    struct address a = connections_peer(b.k);
+    assert_int_equal(a.ip[15], host);
+    return b;
+}
+
+static void close_both(struct both *b)
+{
+    connections_close(conns, b->k);
+    close(b->server);
+    if (b->client >= 0)
+        close(b->client);
+    *b = (struct both){.client = -1, .server = -1};
+}
+
+static void set_phase(struct both *b, enum connection_phase phase, struct http_request *r)
+{
+    connections_set_phase(conns, b->k, phase, r);
+}
+
+/* Whether the server has shut it down; waits up to 20 s if it should be. */
+static bool is_ended(const struct both *b, bool wanted)
+{
+    struct pollfd p = {b->client, POLLIN, 0};
+    return poll(&p, 1, wanted ? 20000 : 0) == 1;
+}
+
+static void finish(void)
+{
+    connections_stop(conns);
+    connections_unlisten(conns);
+    assert_int_equal(connections_n_open(conns), 0);
+    assert_int_equal(connections_n_active(conns), 0);
+    connections_free(conns);
+    connections_free(NULL);
+}
+
+/* Of two connections of an address that opens a third, this one goes. */
+static void the_least_busy_connection_of_an_address_goes(void **state)
+{
+    (void)state;
+    enum kind { NEW, USED, LINE, BODY, BUSY };
+    static const struct {
+        enum kind first, second;
+        int victim; // -1: none
+    } v[] = {{NEW, NEW, 0},   {NEW, USED, 1},  {USED, NEW, 0},  {LINE, BODY, 0},
+             {BODY, LINE, 1}, {BODY, NEW, 1},  {BODY, BODY, 0}, {BUSY, BODY, 1},
+             {BUSY, NEW, 1},  {USED, LINE, 0}, {USED, USED, 0}, {BUSY, BUSY, -1}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct both b[3];
+        serve(&usual);
+        for (unsigned j = 0; j < 2; j++) {
+            enum kind kind = j ? v[i].second : v[i].first;
+            b[j] = open_from(1);
+            atomic_fetch_add(&ahead_us, 1000);
+            if (kind == USED)
+                set_phase(&b[j], CONNECTION_IDLE, NULL);
+            else if (kind == LINE || kind == BODY)
+                set_phase(&b[j], CONNECTION_RECEIVING, kind == BODY ? request : NULL);
+            else if (kind == BUSY)
+                set_phase(&b[j], CONNECTION_ANSWERING, request);
+        }
+        b[2] = open_from(1);
+        for (int j = 0; j < 2; j++)
+            if (is_ended(&b[j], j == v[i].victim) != (j == v[i].victim))
+                fail_msg("case %zu: connection %d", i, j);
+        assert_int_equal(connections_reserve(b[2].k),
+                         v[i].victim < 0 ? HTTP_ADDRESS_FULL : HTTP_REGULAR);
+        for (unsigned j = 0; j < 2; j++)
+            set_phase(&b[j], CONNECTION_IDLE, NULL);
+        for (unsigned j = 0; j < 3; j++)
+            close_both(&b[j]);
+        finish();
+    }
+    assert_int_equal(connections_reserve(NULL), HTTP_REGULAR);
+    assert_false(connections_peer(NULL).is_ip);
+}
+
+/* Above max_connections, a connection of the address that holds most goes. */
+static void the_address_with_most_connections_loses_one(void **state)
+{
+    (void)state;
+    struct both b[PLACES + 1];
+    serve(&usual);
+    static const unsigned hosts[] = {1, 2, 3, 2, 4};
+    for (unsigned i = 0; i < ARRAY_LEN(hosts); i++)
+        b[i] = open_from(hosts[i]);
+    assert_true(is_ended(&b[1], true)); // the older one of 2
+    for (unsigned i = 0; i < ARRAY_LEN(hosts); i++) {
+        assert_int_equal(is_ended(&b[i], i == 1), i == 1);
+        assert_int_equal(connections_reserve(b[i].k), HTTP_REGULAR);
+    }
+    close_both(&b[1]);   // its place was already free
+    b[1] = open_from(5); // now it is not
+    assert_int_equal(connections_n_open(conns), PLACES + 1);
+    assert_int_equal(connections_reserve(b[1].k), HTTP_REGULAR);
+    unsigned n_ended = 0;
+    for (unsigned i = 0; i < ARRAY_LEN(hosts); i++)
+        n_ended += i != 1 && is_ended(&b[i], false);
+    assert_int_equal(n_ended, 1);
+    for (unsigned i = 0; i < ARRAY_LEN(hosts); i++)
+        close_both(&b[i]);
+    finish();
+}
+
+/* The number that the metric shows. */
+static unsigned n_refused(void)
+{
+    AUTO(buf_done) struct buf text = {0};
+    unsigned n = 0;
+    buf_init(&text, 1 << 20);
+    metrics_render(&text);
+    const char *at = strstr(text.data, "\ntandem_gateway_connections_refused_total ");
+    assert_non_null(at);
+    sscanf(strchr(at, ' '), "%u", &n);
+    return n;
+}
+
+/* All places are busy. Each address gets half of the reserve at most; further ones are closed. */
+static void the_reserve_is_shared(void **state)
+{
+    (void)state;
+    struct both b[PLACES], r[RESERVE];
+    serve(&usual);
+    unsigned before = n_refused();
+    for (unsigned i = 0; i < PLACES; i++) {
+        b[i] = open_from(1 + i / 2);
+        set_phase(&b[i], CONNECTION_ANSWERING, request);
+    }
+    assert_int_equal(connections_n_active(conns), PLACES);
+    logged_begin();
+    for (unsigned i = 0; i < RESERVE / 2; i++) {
+        r[i] = open_from(3);
+        assert_int_equal(connections_reserve(r[i].k), HTTP_ALL_FULL);
+    }
+    assert_int_equal(n_refused(), before);
+    struct both refused = {.client = connect_from(3)};
+    assert_true(is_ended(&refused, true));
+    close(refused.client);
+    for (unsigned i = RESERVE / 2; i < RESERVE; i++)
+        r[i] = open_from(4);
+    assert_int_equal(connections_n_open(conns), PLACES + RESERVE);
+    struct both waits = {.client = connect_from(5)}; // until one closes
+    poll(NULL, 0, TICKS_MS);
+    assert_int_equal(connections_n_open(conns), PLACES + RESERVE);
+    const char *log = logged_end();
+    assert_int_equal(logged_count(log, "connections refused n=1:"), 1);
+    assert_int_equal(n_refused(), before + 1);
+    atomic_store(&accepted, -1);
+    close_both(&r[0]);
+    for (unsigned i = 0; i < 20000 && atomic_load(&accepted) < 0; i++)
+        poll(NULL, 0, 1);
+    waits.server = atomic_load(&accepted);
+    waits.k = connections_open(conns, waits.server, (struct MHD_Connection *)&accepted);
+    assert_int_equal(connections_reserve(waits.k), HTTP_ALL_FULL);
+    close_both(&waits);
+    for (unsigned i = 0; i < PLACES; i++) {
+        set_phase(&b[i], CONNECTION_IDLE, NULL);
+        close_both(&b[i]);
+    }
+    for (unsigned i = 1; i < RESERVE; i++)
+        close_both(&r[i]);
+    b[0] = open_from(3); // all is free again, also for the address that was refused
+    assert_int_equal(connections_reserve(b[0].k), HTTP_REGULAR);
+    close_both(&b[0]);
+    finish();
+}
+
+static void connections_of_a_proxy_count_for_its_clients(void **state)
+{
+    (void)state;
+    struct address_range trusted[2];
+    struct http_options o = usual;
+    assert_int_equal(address_range_parse("127.0.0.9", &trusted[0]), 0);
+    assert_int_equal(address_range_parse("10.0.0.0/8", &trusted[1]), 0);
+    o.trusted = trusted;
+    o.n_trusted = 2;
+    o.max_connections = 100;
+    serve(&o);
+    struct both b[5], direct = open_from(1);
+    struct address client = {0}, other = {0}, proxy = {0}, nobody = {0};
+    assert_true(address_parse("192.0.2.1", 9, &client));
+    assert_true(address_parse("192.0.2.2", 9, &other));
+    assert_true(address_parse("10.1.2.3", 8, &proxy));
+    for (unsigned i = 0; i < 5; i++)
+        b[i] = open_from(9); // more than max_per_ip
+    assert_true(connections_set_client(conns, NULL, &client));
+    for (unsigned i = 0; i < 3; i++) // a peer that is no proxy: no effect
+        assert_true(connections_set_client(conns, direct.k, &client));
+    assert_true(connections_set_client(conns, b[0].k, &client));
+    assert_true(connections_set_client(conns, b[1].k, &client));
+    assert_false(connections_set_client(conns, b[2].k, &client));
+    assert_true(connections_set_client(conns, b[2].k, &other));
+    assert_true(connections_set_client(conns, b[3].k, &proxy)); // counts for nobody
+    assert_true(connections_set_client(conns, b[4].k, &nobody));
+    set_phase(&b[0], CONNECTION_ANSWERING, request);
+    set_phase(&b[0], CONNECTION_IDLE, NULL); // its answer is sent
+    assert_true(connections_set_client(conns, b[4].k, &client));
+    assert_false(connections_set_client(conns, b[0].k, &client));
+    for (unsigned i = 0; i < 5; i++)
+        close_both(&b[i]);
+    close_both(&direct);
+    finish();
+}
+
+/* ---- time ---- */
+
+/* What the client has received until the server closed. */
+static void receives(const struct both *b, const char *text)
+{
+    char got[512];
+    size_t n = 0;
+    ssize_t more;
+    assert_true(is_ended(b, true));
+    while ((more = read(b->client, got + n, sizeof(got) - 1 - n)) > 0)
+        n += (size_t)more;
+    got[n] = 0;
+    assert_string_equal(got, text);
+}
+
+#define TIMED_OUT                                                                                  \
+    "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\n"      \
+    "Content-Length: %zu\r\n\r\n%s"
+
+static void phases_have_time_limits(void **state)
+{
+    (void)state;
+    char late[512];
+    static const char body[] = "{\"error\":{\"message\":\"the request did not arrive within 50 s\","
+                               "\"type\":\"invalid_request_error\",\"param\":null,\"code\":null}}";
+    snprintf(late, sizeof(late), TIMED_OUT, sizeof(body) - 1, body);
+    struct http_options o = usual;
+    o.max_connections = o.max_per_ip = 10;
+    serve(&o);
+    struct both fresh = open_from(1), line = open_from(1), idle = open_from(1), busy = open_from(1);
+    set_phase(&line, CONNECTION_RECEIVING, NULL);
+    set_phase(&idle, CONNECTION_IDLE, NULL);
+    set_phase(&busy, CONNECTION_ANSWERING, request);
+    atomic_store(&ahead_us, 49 * S);
+    poll(NULL, 0, TICKS_MS);
+    assert_false(is_ended(&fresh, false) || is_ended(&line, false) || is_ended(&idle, false));
+    unsigned woken = atomic_load(&n_woken);
+    atomic_store(&ahead_us, 50 * S);
+    receives(&fresh, late);
+    receives(&line, late);
+    assert_true(atomic_load(&n_woken) > woken);
+    close_both(&fresh);
+    close_both(&line);
+    atomic_store(&ahead_us, 99 * S);
+    poll(NULL, 0, TICKS_MS);
+    assert_false(is_ended(&idle, false));
+    atomic_store(&ahead_us, 100 * S);
+    receives(&idle, ""); // nobody waits for an answer
+    close_both(&idle);
+    unsigned ticks = atomic_load(&n_ticks);
+    atomic_store(&ahead_us, 9999 * S);
+    poll(NULL, 0, TICKS_MS);
+    assert_false(is_ended(&busy, false));
+    assert_true(atomic_load(&n_ticks) > ticks);
+    atomic_store(&drops, true); // its reader is too slow
+    receives(&busy, "");
+    set_phase(&busy, CONNECTION_IDLE, NULL);
+    close_both(&busy);
+    finish();
+}
+
+static void a_connection_of_the_reserve_has_two_seconds(void **state)
+{
+    (void)state;
+    struct both b[2], late;
+    serve(&usual);
+    for (unsigned i = 0; i < 2; i++) {
+        b[i] = open_from(1);
+        set_phase(&b[i], CONNECTION_ANSWERING, request);
+    }
+    late = open_from(1);
+    assert_int_equal(connections_reserve(late.k), HTTP_ADDRESS_FULL);
+    atomic_store(&ahead_us, S);
+    poll(NULL, 0, TICKS_MS);
+    assert_false(is_ended(&late, false));
+    atomic_store(&ahead_us, 2 * S);
+    assert_true(is_ended(&late, true));
+    close_both(&late);
+    for (unsigned i = 0; i < 2; i++) {
+        set_phase(&b[i], CONNECTION_IDLE, NULL);
+        close_both(&b[i]);
+    }
+    finish();
+}
+
+/* ---- hang-ups ---- */
+
+static bool becomes(const atomic_uint *n, unsigned want)
+{
+    for (unsigned i = 0; i < 20000 && atomic_load(n) != want; i++)
+        poll(NULL, 0, 1);
+    return atomic_load(n) == want;
+}
+
+static void a_hang_up_reaches_the_request(void **state)
+{
+    (void)state;
+    serve(&usual);
+    struct both b = open_from(1);
+    set_phase(&b, CONNECTION_ANSWERING, request);
+    shutdown(b.client, SHUT_WR);
+    assert_true(becomes(&n_hung_up, 1));
+    set_phase(&b, CONNECTION_ANSWERING, request);
+    assert_int_equal(atomic_load(&n_hung_up), 1); // it knows
+    struct http_request *next = (struct http_request *)&n_hung_up;
+    set_phase(&b, CONNECTION_RECEIVING, next); // a request that was sent before
+    assert_int_equal(atomic_load(&n_hung_up), 2);
+    set_phase(&b, CONNECTION_IDLE, NULL);
+    assert_int_equal(atomic_load(&n_hung_up), 2);
+    close_both(&b);
+    finish();
+}
+
+/* Once the half second to read its rest is over. */
+static void a_hung_up_connection_without_a_request_is_closed(void **state)
+{
+    (void)state;
+    serve(&usual);
+    struct both b = open_from(1);
+    shutdown(b.client, SHUT_WR);
+    atomic_fetch_add(&ahead_us, 2 * S);
+    receives(&b, "");
+    close_both(&b);
+    finish();
+}
+
+static void the_end_is_waited_for(void **state)
+{
+    (void)state;
+    struct both b[2];
+    serve(&usual);
+    for (unsigned i = 0; i < 2; i++) {
+        b[i] = open_from(1 + i);
+        set_phase(&b[i], CONNECTION_ANSWERING, i ? request : NULL);
+    }
+    connections_abandon(conns);
+    assert_int_equal(atomic_load(&n_abandoned), 1); // those with a request
+    int64_t begun_us = __real_clock_us();
+    connections_wait_idle(conns, 20000);
+    assert_true(__real_clock_us() - begun_us >= 20000);
+    for (unsigned i = 0; i < 2; i++)
+        set_phase(&b[i], CONNECTION_IDLE, NULL);
+    connections_wait_idle(conns, 600 * S);
+    connections_stop(conns);
+    connections_stop(conns); // no effect
+    connections_end(conns, 30000);
+    assert_int_equal(connections_n_open(conns), 2); // the server has not closed them
+    for (unsigned i = 0; i < 2; i++) {
+        assert_true(is_ended(&b[i], true));
+        close_both(&b[i]);
+    }
+    connections_end(conns, 600 * S);
+    finish();
+}
+
+/* ---- start ---- */
+
+static void the_limit_of_files_bounds_the_places(void **state)
+{
+    (void)state;
+    static const struct {
+        rlim_t files;
+        unsigned places; // 0: as configured
+    } v[] = {{100 + 96, 0}, {99 + 96, 99}, {2 + 96, 2}, {1 + 96, 1}, {96, 1}, {90, 1}};
+    struct rlimit before;
+    struct http_options o = usual;
+    o.max_connections = 100;
+    getrlimit(RLIMIT_NOFILE, &before);
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        char says[80];
+        struct rlimit few = {v[i].files, before.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+        logged_begin();
+        int rc = connections_new(&o, &conns);
+        const char *log = logged_end();
+        assert_int_equal(rc, 0);
+        snprintf(says, sizeof(says), "max_connections=%u files=%u", v[i].places,
+                 (unsigned)v[i].files);
+        assert_int_equal(logged_count(log, "max_connections lowered"), v[i].places > 0);
+        assert_int_equal(logged_count(log, says), v[i].places > 0);
+        connections_free(conns);
+    }
+    setrlimit(RLIMIT_NOFILE, &before);
+}
+
+static void half_of_the_places_rounded_up_is_the_default_of_an_address(void **state)
+{
+    (void)state;
+    struct both b[3];
+    struct http_options o = usual;
+    o.max_connections = 3;
+    o.max_per_ip = 0;
+    serve(&o);
+    for (unsigned i = 0; i < 3; i++) {
+        b[i] = open_from(1);
+        assert_int_equal(connections_reserve(b[i].k), i == 2 ? HTTP_ADDRESS_FULL : HTTP_REGULAR);
+        set_phase(&b[i], CONNECTION_ANSWERING, request);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        set_phase(&b[i], CONNECTION_IDLE, NULL);
+        close_both(&b[i]);
+    }
+    finish();
+}
+
+static void failed_allocations_are_errors(void **state)
+{
+    (void)state;
+    for (unsigned n = 1; n <= 2; n++) {
+        failing_at(n);
+        assert_int_equal(connections_new(&usual, &conns), -ENOMEM);
+        assert_true(failing_has_failed());
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(connections_that_are_lost_before_they_open_free_their_places),
         cmocka_unit_test(a_number_that_is_used_again_is_left_alone),
         cmocka_unit_test(a_connection_that_opens_late_keeps_its_place),
+        cmocka_unit_test(the_least_busy_connection_of_an_address_goes),
+        cmocka_unit_test(the_address_with_most_connections_loses_one),
+        cmocka_unit_test(the_reserve_is_shared),
+        cmocka_unit_test(connections_of_a_proxy_count_for_its_clients),
+        cmocka_unit_test(phases_have_time_limits),
+        cmocka_unit_test(a_connection_of_the_reserve_has_two_seconds),
+        cmocka_unit_test(a_hang_up_reaches_the_request),
+        cmocka_unit_test(a_hung_up_connection_without_a_request_is_closed),
+        cmocka_unit_test(the_end_is_waited_for),
+        cmocka_unit_test(the_limit_of_files_bounds_the_places),
+        cmocka_unit_test(half_of_the_places_rounded_up_is_the_default_of_an_address),
+        cmocka_unit_test(failed_allocations_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -78,6 +78,46 @@ static void only_valid_ids_are_used(void **state)
     assert_false(framing_sane_id("a\nb"));
 }
 
+/* Of each character, whether a name may hold it (RFC 9110, 5.6.2). */
+static void names_are_tokens(void **state)
+{
+    (void)state;
+    for (int c = 1; c < 256; c++) {
+        char name[] = {'a', (char)c, 0};
+        bool ok = strchr("!#$%&'*+-.^_`|~", c) || (c >= '0' && c <= '9') ||
+                  (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+        if (REFUSED("HTTP/1.1", name, "v") == ok)
+            fail_msg("character %d", c);
+        char first[] = {(char)c, 0};
+        assert_int_equal(REFUSED("HTTP/1.1", first, "v"), !ok);
+    }
+}
+
+static void fields_are_kept_and_counted(void **state)
+{
+    (void)state;
+    static const char *const values[] = {"1", "2", "3", "4", "5", "6", "7", "8", "9", "10"};
+    struct framing f = {0};
+    add(&f, "Host", "abc");
+    assert_int_equal(f.n_bytes, 4 + 3 + 4);
+    assert_int_equal(f.n_host, 1);
+    add(&f, "x-request-id", "me");
+    add(&f, "EXPECT", "100-continue");
+    assert_string_equal(f.id, "me");
+    assert_string_equal(f.expect, "100-continue");
+    assert_int_equal(f.n_bytes, 11 + 12 + 2 + 4 + 6 + 12 + 4);
+    for (size_t i = 0; i < ARRAY_LEN(values); i++)
+        add(&f, "X-Forwarded-For", values[i]);
+    assert_int_equal(f.n_forwarded, FRAMING_MAX_FORWARDED);
+    for (unsigned i = 0; i < FRAMING_MAX_FORWARDED; i++)
+        assert_string_equal(f.forwarded[i], values[i + 2]); // the last ones
+    assert_null(framing_fault(&f, "HTTP/1.1"));
+    assert_int_equal(f.n_length + f.n_coding, 0);
+    add(&f, "Content-Length", "12");
+    assert_int_equal(framing_length(&f), 12);
+    assert_null(f.coding);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -86,6 +126,8 @@ int main(void)
         cmocka_unit_test(odd_characters_are_refused),
         cmocka_unit_test(lengths_that_do_not_fit_are_huge),
         cmocka_unit_test(only_valid_ids_are_used),
+        cmocka_unit_test(names_are_tokens),
+        cmocka_unit_test(fields_are_kept_and_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

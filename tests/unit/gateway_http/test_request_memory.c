@@ -4,6 +4,7 @@
 #include <string.h>
 #include "base/err.h"
 #include "gateway/http/request_memory.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
 #define MIB ((size_t)1 << 20)
@@ -127,6 +128,59 @@ static void thousands_of_clients_come_and_go(void **state)
     }
 }
 
+/* A share has no byte more than what is free for others. */
+static void shares_are_exact(void **state)
+{
+    (void)state;
+    AUTO(request_memory_free) struct request_memory *m = memory();
+    struct request_memory_client *a = request_memory_join(m, "a"), *b = request_memory_join(m, "b");
+    size_t of_a = 0, of_b = 0;
+    assert_int_equal(request_memory_set(m, a, LIMIT / 2, &of_a), 0);
+    assert_int_equal(request_memory_set(m, b, LIMIT / 4 + 1, &of_b), -EAGAIN);
+    assert_int_equal(request_memory_set(m, b, LIMIT / 4, &of_b), 0);
+    assert_int_equal(request_memory_set(m, b, LIMIT / 2, &of_b), -EAGAIN); // not too much in itself
+    assert_int_equal(request_memory_set(m, b, LIMIT / 2 + 1, &of_b), -EMSGSIZE);
+    assert_true(request_memory_grow(m, b, LIMIT / 4, &of_b)); // all that is free
+    assert_false(request_memory_grow(m, a, 1, &of_a));
+    assert_int_equal(request_memory_used(m), LIMIT);
+    assert_int_equal(request_memory_set(m, a, 0, &of_a), 0);
+    assert_int_equal(request_memory_set(m, b, 0, &of_b), 0);
+    request_memory_leave(m, a);
+    request_memory_leave(m, b);
+}
+
+static void long_names_are_cut(void **state)
+{
+    (void)state;
+    AUTO(request_memory_free) struct request_memory *m = memory();
+    char name[REQUEST_MEMORY_NAME_MAX + 2];
+    memset(name, 'n', sizeof(name));
+    name[REQUEST_MEMORY_NAME_MAX + 1] = 0;
+    struct request_memory_client *longer = request_memory_join(m, name);
+    name[REQUEST_MEMORY_NAME_MAX - 1] = 0;
+    struct request_memory_client *cut = request_memory_join(m, name);
+    name[REQUEST_MEMORY_NAME_MAX - 2] = 0;
+    struct request_memory_client *shorter = request_memory_join(m, name);
+    assert_ptr_equal(longer, cut);
+    assert_ptr_not_equal(cut, shorter);
+    request_memory_leave(m, longer);
+    request_memory_leave(m, cut);
+    request_memory_leave(m, shorter);
+}
+
+static void failed_allocations_are_errors(void **state)
+{
+    (void)state;
+    AUTO(request_memory_free) struct request_memory *m = memory();
+    struct request_memory *none = NULL;
+    failing_at(1);
+    assert_int_equal(request_memory_new(LIMIT, &none), -ENOMEM);
+    failing_at(1);
+    assert_null(request_memory_join(m, "a"));
+    assert_true(failing_has_failed());
+    request_memory_leave(m, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -135,6 +189,9 @@ int main(void)
         cmocka_unit_test(a_running_answer_may_exceed_the_share),
         cmocka_unit_test(a_name_is_one_client),
         cmocka_unit_test(thousands_of_clients_come_and_go),
+        cmocka_unit_test(shares_are_exact),
+        cmocka_unit_test(long_names_are_cut),
+        cmocka_unit_test(failed_allocations_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

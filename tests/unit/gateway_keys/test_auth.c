@@ -8,17 +8,23 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "gateway/keys/auth.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
 #define ALICE "sk-0123456789abcdef"
 #define ALICE_SHA256 "d8578edf8458ce06fbc5bb76a58c5ca4"
 #define BOB "sk-bob-has-another-key"
+#define CAROL "sk-carols-own-long-key"
+#define DAVE "sk-dave-has-no-limits"
 #define MINUTE_US 60000000
 
+/* No NUL follows the text, so the address sanitizer sees a read past its end. */
 static struct auth *auth_of(const char *text)
 {
     struct auth *a = NULL;
-    if (auth_new_text("keys", text, strlen(text), &a) < 0)
+    AUTO(mem_free) char *exact = malloc(strlen(text));
+    memcpy(exact, text, strlen(text));
+    if (auth_new_text("keys", exact, strlen(text), &a) < 0)
         fail_msg("%s", fail_text());
     return a;
 }
@@ -98,11 +104,18 @@ static void a_malformed_line_is_named_by_its_number(void **state)
         {"al/ice " ALICE, "a name may contain letters"},
         {"alice " ALICE "\xC3\xA4", "printable ASCII"},
         {"alice sha256:12ab", "64 hex digits"},
+        {"alice sha256:", "64 hex digits"},
         {"alice sha256:XX" ALICE_SHA256 ALICE_SHA256, "64 hex digits"},
         {"alice " ALICE " rate=0", "rate= must be followed by a number"},
         {"alice " ALICE " rate=5x", "rate= must be followed by a number"},
         {"alice " ALICE " rate=", "unknown limit"},
         {"alice " ALICE " rate=9999999999", "1 to 999999999"},
+        {"alice " ALICE " rate=1000000000", "1 to 999999999"},
+        {"alice " ALICE " rate=:", "1 to 999999999"},
+        {"alice " ALICE " rate=/", "1 to 999999999"},
+        {"alice " ALICE "\x7F", "printable ASCII"},
+        {"alice \x1F" ALICE, "printable ASCII"},
+        {"alice " ALICE " models=a\x7F", "names of models with commas"},
         {"alice " ALICE " speed=9", "unknown limit: use rate="},
         {"alice " ALICE " tokens_per_day=x", "tokens_per_day= must be followed by a number"},
         {"alice " ALICE " models=", "unknown limit"},
@@ -135,9 +148,11 @@ static void a_key_is_known_by_its_whole_digest(void **state)
     auth_leave(k);
     AUTO(auth_free) struct auth *other = auth_of("bob sha256:" SHA256_62 "ef\n");
     assert_int_equal(enters(other, ALICE, 1, &k), -EACCES);
-    static const char *const wrong[] = {"alice sha256:" SHA256_62 "EE",
-                                        "alice sha256:" SHA256_62 "eg",
-                                        "alice sha256:" SHA256_62 "e"};
+    static const char *const wrong[] = {
+        "alice sha256:" SHA256_62 "EE", "alice sha256:" SHA256_62 "eg",
+        "alice sha256:" SHA256_62 "ge", "alice sha256:" SHA256_62 "e:",
+        "alice sha256:" SHA256_62 "e/", "alice sha256:" SHA256_62 "e`",
+        "alice sha256:" SHA256_62 "e"};
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
         struct auth *none;
         assert_int_equal(auth_new_text("keys", wrong[i], strlen(wrong[i]), &none), -EINVAL);
@@ -174,7 +189,11 @@ static void requests_per_minute_are_limited(void **state)
     assert_int_equal(auth_enter(a, ALICE, true, now_us, &k, &levels), -EAGAIN);
     assert_non_null(strstr(fail_text(), "3 requests per minute (rate)"));
     unsigned retry_s = levels.retry_s;
-    assert_true(retry_s >= 20 && retry_s <= 21);
+    assert_int_equal(retry_s, 20);
+    assert_int_equal(auth_enter(a, ALICE, true, now_us + 1, &k, &levels), -EAGAIN);
+    assert_int_equal(levels.retry_s, 20); // rounded up
+    assert_int_equal(levels.requests.limit, 3);
+    assert_int_equal(levels.requests.left, 0);
     assert_int_equal(auth_enter(a, ALICE, false, now_us, &k, &levels), 0); // does not count
     auth_leave(k);
     assert_int_equal(enters(a, BOB, now_us, &k), 0);
@@ -198,10 +217,14 @@ static void concurrent_requests_are_limited(void **state)
     struct auth_guest *k[3];
     assert_int_equal(enters(a, ALICE, 1, &k[0]), 0);
     assert_int_equal(enters(a, ALICE, 1, &k[1]), 0);
-    assert_int_equal(enters(a, ALICE, 1, &k[2]), -EAGAIN);
+    struct auth_levels levels = {.retry_s = 9};
+    assert_int_equal(auth_enter(a, ALICE, true, 1, &k[2], &levels), -EAGAIN);
+    assert_int_equal(levels.retry_s, 1);
     assert_non_null(strstr(fail_text(), "2 concurrent choices (concurrency)"));
     auth_leave(k[0]);
+    assert_int_equal(auth_enter(a, ALICE, false, 1, &k[0], &levels), 0); // does not count
     assert_int_equal(enters(a, ALICE, 1, &k[2]), 0);
+    auth_leave(k[0]);
     auth_leave(k[1]);
     auth_leave(k[2]);
 }
@@ -237,6 +260,58 @@ static void a_request_over_the_rate_takes_nothing(void **state)
         assert_int_equal(auth_enter(a, ALICE, true, 1, &k, &levels), -EAGAIN);
     assert_int_equal(enters(a, ALICE, 1 + levels.retry_s * INT64_C(1000000), &k), 0);
     auth_leave(k);
+}
+
+static void the_name_of_a_key_is_known(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("alice " ALICE);
+    struct auth_guest *u;
+    struct auth_levels levels = {.retry_s = 9, .tokens.limit = 9};
+    char name[KEY_FILE_MAX_NAME + 1] = "?";
+    assert_int_equal(auth_enter(a, BOB, true, 1, &u, &levels), -EACCES);
+    assert_int_equal(levels.retry_s, 0);
+    assert_int_equal(levels.tokens.limit, 0);
+    assert_int_equal(enters(a, ALICE, 1, &u), 0);
+    auth_name(NULL, name);
+    assert_string_equal(name, "");
+    auth_name(u, name);
+    assert_string_equal(name, "alice");
+    auth_leave(u);
+}
+
+/* A line with a name, a key or models of this many characters. */
+static int parses(unsigned name, unsigned key, unsigned models)
+{
+    struct auth *a = NULL;
+    AUTO(buf_done) struct buf text = {0};
+    buf_init(&text, 1 << 16);
+    for (unsigned i = 0; i < name; i++)
+        buf_puts(&text, "n");
+    buf_puts(&text, " ");
+    for (unsigned i = 0; i < key; i++)
+        buf_puts(&text, i % 2 ? "!" : "~"); // the first and the last printable character
+    if (models)
+        buf_puts(&text, " models=");
+    for (unsigned i = 0; i < models; i++)
+        buf_puts(&text, "m");
+    int rc = auth_new_text("keys", text.data, text.len, &a);
+    if (rc == 0)
+        auth_free(a);
+    return rc;
+}
+
+static void lengths_are_checked_at_both_ends(void **state)
+{
+    (void)state;
+    static const struct {
+        unsigned name, key, models;
+        int rc;
+    } v[] = {{1, 16, 0, 0},       {64, 16, 0, 0},   {65, 16, 0, -EINVAL},
+             {1, 15, 0, -EINVAL}, {1, 256, 0, 0},   {1, 257, 0, -EINVAL},
+             {1, 16, 1, 0},       {1, 16, 2048, 0}, {1, 16, 2049, -EINVAL}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++)
+        assert_int_equal(parses(v[i].name, v[i].key, v[i].models), v[i].rc);
 }
 
 static struct openai_request request_of(const char *body)
@@ -321,6 +396,59 @@ static void a_key_limits_the_tokens_of_an_answer(void **state)
     auth_leave(k);
 }
 
+/* A completion without max_tokens gets OpenAI's default, or less if the key allows no more. */
+static void a_completion_keeps_the_default_if_it_fits(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " max_tokens=48");
+    struct openai_fault fault;
+    struct auth_guest *u;
+    static const struct {
+        unsigned n;
+        int64_t tokens; // 0: not set
+    } v[] = {{2, 0}, {3, 0}, {4, 12}};
+    assert_int_equal(enters(a, ALICE, 1, &u), 0);
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct openai_request q = request_of("{\"prompt\":\"x\"}");
+        q.n = (struct openai_int){true, v[i].n};
+        assert_int_equal(binds(u, &q, &fault), 0);
+        assert_int_equal(q.max_tokens.set, v[i].tokens > 0);
+        assert_int_equal(q.max_tokens.value, v[i].tokens);
+        openai_request_done(&q);
+    }
+    auth_leave(u);
+}
+
+/* Of several prompts only as many run at a time as the limit allows. */
+static void prompts_take_turns_within_the_limit(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body;
+        unsigned n_others, max_running, n_more; // n_more: requests that still find a place
+    } v[] = {{"{\"prompt\":[\"a\",\"b\",\"c\"]}", 0, 3, 2},
+             {"{\"prompt\":[\"a\",\"b\",\"c\"],\"n\":2}", 0, 2, 1},
+             {"{\"prompt\":[\"a\",\"b\",\"c\"],\"n\":2}", 2, 1, 1},
+             {"{\"prompt\":[\"a\",\"b\",\"c\"],\"n\":5}", 0, 1, 0}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " concurrency=5");
+        struct auth_guest *u[8];
+        struct openai_fault fault;
+        struct openai_request q = request_of(v[i].body);
+        unsigned n = 0;
+        while (n <= v[i].n_others)
+            assert_int_equal(enters(a, ALICE, 1, &u[n++]), 0);
+        assert_int_equal(binds(u[0], &q, &fault), 0);
+        assert_int_equal(q.max_running, v[i].max_running);
+        while (enters(a, ALICE, 1, &u[n]) == 0)
+            n++;
+        assert_int_equal(n, 1 + v[i].n_others + v[i].n_more);
+        while (n)
+            auth_leave(u[--n]);
+        openai_request_done(&q);
+    }
+}
+
 /* The tenant and the flow for a key and a salt (NULL: none). */
 static char *names_of(struct auth *a, const char *secret, const char *salt, char **ret_flow)
 {
@@ -338,6 +466,8 @@ static char *names_of(struct auth *a, const char *secret, const char *salt, char
     openai_request_done(&q);
     assert_int_equal(strlen(tenant), 64); // the limit of the verifier
     assert_int_equal(strlen(*ret_flow), 64);
+    assert_int_equal(strspn(tenant, "0123456789abcdef"), 64);
+    assert_int_equal(strspn(*ret_flow, "0123456789abcdef"), 64);
     return tenant;
 }
 
@@ -385,6 +515,21 @@ static void prefixes_are_shared_only_under_one_name_and_salt(void **state)
         free(tenants[i]);
 }
 
+#define N64(last) "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn" last
+
+static void all_of_a_long_name_and_a_long_salt_counts(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of(N64("a") " " ALICE "\n" N64("b") " " BOB);
+    AUTO(mem_free) char *alice = tenant_of(a, ALICE, N64("a"));
+    AUTO(mem_free) char *bob = tenant_of(a, BOB, N64("a"));
+    AUTO(mem_free) char *other = tenant_of(a, ALICE, N64("b"));
+    AUTO(mem_free) char *same = tenant_of(a, ALICE, N64("a"));
+    assert_string_equal(alice, same);
+    assert_string_not_equal(alice, bob);
+    assert_string_not_equal(alice, other);
+}
+
 /* ---- models ---- */
 
 static int binds_model(struct auth_guest *u, const char *model, char ret_model[64])
@@ -428,6 +573,13 @@ static void a_key_may_use_only_its_models(void **state)
     assert_true(auth_allows_model(alice, "tiny!", 4));
     assert_false(auth_allows_model(alice, "tiny!", 5));
     assert_true(auth_allows_model(bob, "any", 3));
+    assert_true(auth_allows_model(NULL, "any", 3));
+    struct openai_request q = request_of("{\"prompt\":\"x\"}");
+    struct openai_fault fault;
+    assert_int_equal(binds(NULL, &q, &fault), 0); // no keys: nothing changes
+    assert_null(q.cache_salt);
+    auth_use(NULL, 1, 1);
+    openai_request_done(&q);
     auth_leave(alice);
     auth_leave(bob);
 }
@@ -476,12 +628,14 @@ static void a_request_without_a_limit_gets_a_share(void **state)
     (void)state;
     AUTO(auth_free)
     struct auth *a = auth_of("alice " ALICE " tokens_per_minute=1000 tokens_per_day=100000\n"
-                             "bob " BOB " tokens_per_day=100000\n");
+                             "bob " BOB " tokens_per_day=100000\n"
+                             "carol " CAROL " tokens_per_minute=3\n"
+                             "dave " DAVE);
     static const struct {
         const char *secret;
         unsigned n;
         int64_t tokens;
-    } v[] = {{ALICE, 1, 500}, {ALICE, 2, 250}, {BOB, 1, 4096}};
+    } v[] = {{ALICE, 1, 500}, {ALICE, 2, 250}, {BOB, 1, 4096}, {CAROL, 2, 1}, {DAVE, 1, 0}};
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
         struct openai_fault fault;
         struct auth_guest *u;
@@ -490,10 +644,71 @@ static void a_request_without_a_limit_gets_a_share(void **state)
         q.n = (struct openai_int){true, v[i].n};
         assert_int_equal(enters(a, v[i].secret, 1, &u), 0);
         assert_int_equal(binds(u, &q, &fault), 0);
+        assert_int_equal(q.max_tokens.set, v[i].tokens > 0);
         assert_int_equal(q.max_tokens.value, v[i].tokens);
         auth_leave(u);
         openai_request_done(&q);
     }
+}
+
+/* A prompt of 9 bytes counts as 3 tokens; a completion without max_tokens may take 16. */
+static void what_a_request_may_use_is_estimated(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body, *vars;
+        bool is_chat;
+        unsigned tokens;
+    } v[] = {{"{\"prompt\":\"123456789\",\"max_tokens\":5}", NULL, false, 3 + 5},
+             {"{\"prompt\":\"12345678\"}", NULL, false, 2 + 16},
+             {"{\"prompt\":[\"1234\",[7,8]],\"n\":3,\"max_tokens\":2}", NULL, false, 1 + 2 + 12},
+             {"{\"prompt\":\"1\",\"max_tokens\":9}", "12345678", true, 3 + 9},
+             {"{\"prompt\":\"1234\"}", "1234", true, 2 + 500}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " tokens_per_day=1000");
+        struct openai_request q = request_of(v[i].body);
+        struct openai_fault fault;
+        struct auth_levels levels;
+        struct auth_guest *u;
+        q.template_vars = v[i].vars ? strdup(v[i].vars) : NULL;
+        q.kind = v[i].is_chat ? OPENAI_CHAT : OPENAI_COMPLETION;
+        assert_int_equal(enters(a, ALICE, NOON_US, &u), 0);
+        assert_int_equal(auth_bind(u, &q, NOON_US, &fault, &levels), 0);
+        assert_int_equal(levels.tokens.left, 1000 - v[i].tokens);
+        auth_leave(u);
+        openai_request_done(&q);
+    }
+}
+
+static void a_limit_per_day_is_named(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " tokens_per_day=100\n");
+    struct openai_fault fault;
+    struct auth_levels levels;
+    struct auth_guest *u;
+    struct openai_request some = request_of("{\"prompt\":\"1234\",\"max_tokens\":99}"),
+                          huge = request_of("{\"prompt\":\"1234\",\"max_tokens\":100}");
+    assert_int_equal(enters(a, ALICE, NOON_US, &u), 0);
+    assert_int_equal(auth_bind(u, &huge, NOON_US, &fault, &levels), -EINVAL);
+    assert_int_equal(fault.status, 400);
+    assert_non_null(strstr(fault.text, "may use 101 tokens"));
+    assert_non_null(strstr(fault.text, "allows 100 per day (tokens_per_day)"));
+    assert_int_equal(auth_bind(u, &some, NOON_US, &fault, &levels), 0);
+    auth_use(u, 2, NOON_US);
+    auth_leave(u);
+    assert_int_equal(enters(a, ALICE, NOON_US, &u), 0);
+    openai_request_done(&some);
+    some = request_of("{\"prompt\":\"1234\",\"max_tokens\":99}");
+    assert_int_equal(auth_bind(u, &some, NOON_US, &fault, &levels), -EAGAIN);
+    assert_int_equal(fault.status, 429);
+    assert_string_equal(fault.param, "");
+    assert_int_equal(levels.retry_s, 43200); // midnight
+    assert_non_null(strstr(fault.text, "100 tokens per day (tokens_per_day); 98 are left, and the "
+                                       "request may use 100; try again in 43200 s"));
+    auth_leave(u);
+    openai_request_done(&some);
+    openai_request_done(&huge);
 }
 
 static void write_file(const char *path, const char *text, mode_t mode)
@@ -517,12 +732,14 @@ static void a_reload_keeps_the_counts_of_running_requests(void **state)
     struct auth_guest *alice, *bob, *k;
     assert_int_equal(enters(a, ALICE, 1, &alice), 0);
     assert_int_equal(enters(a, BOB, 1, &bob), 0);
-    write_file(path, "carol sk-carols-own-long-key\nalice " ALICE " concurrency=2\n", 0600);
+    write_file(path, "carol " CAROL "\nalice " ALICE " concurrency=2\n", 0600);
     assert_int_equal(auth_reload(a), 0);
     assert_int_equal(enters(a, BOB, 1, &k), -EACCES);
     auth_leave(bob); // it may finish
     assert_int_equal(enters(a, ALICE, 1, &k), 0);
     assert_int_equal(enters(a, ALICE, 1, &bob), -EAGAIN);
+    auth_leave(k);
+    assert_int_equal(enters(a, CAROL, 1, &k), 0);
     auth_leave(k);
     write_file(path, "alice\n", 0600);
     assert_int_equal(auth_reload(a), -EINVAL);
@@ -532,6 +749,68 @@ static void a_reload_keeps_the_counts_of_running_requests(void **state)
     assert_int_equal(auth_reload(a), -ENOENT);
     assert_int_equal(enters(a, ALICE, 1, &k), 0);
     auth_leave(k);
+}
+
+/* Leaks, and names of models that a reload replaces, are seen by the address sanitizer. */
+static void reloads_replace_all_of_a_line(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/tandem-test-keys-XXXXXX";
+    close(mkstemp(path));
+    write_file(path, "bob " BOB " models=x\nalice " ALICE " models=a,b concurrency=1\n", 0600);
+    AUTO(auth_free) struct auth *a = NULL;
+    assert_int_equal(auth_new(path, &a), 0);
+    struct auth_guest *u;
+    assert_int_equal(enters(a, ALICE, 1, &u), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        write_file(path, i ? "bob " BOB "\n" : "carol " CAROL "\nanna " ALICE " models=c\n", 0600);
+        assert_int_equal(auth_reload(a), 0);
+        char name[KEY_FILE_MAX_NAME + 1];
+        auth_name(u, name);
+        assert_string_equal(name, "anna"); // a removed key's requests finish as they are
+        assert_true(auth_allows_model(u, "c", 1));
+        assert_false(auth_allows_model(u, "a", 1));
+    }
+    assert_int_equal(auth_n_keys(a), 1);
+    write_file(path, "anna " ALICE "\n", 0600);
+    assert_int_equal(auth_reload(a), 0); // the key returns, as a new one
+    auth_leave(u);
+    assert_int_equal(enters(a, ALICE, 1, &u), 0);
+    assert_true(auth_allows_model(u, "any", 3));
+    auth_leave(u);
+    unlink(path);
+}
+
+/* One of all allocations fails. Requests are parsed before, since jansson does not survive that. */
+static int enters_and_binds(struct openai_request *q)
+{
+    static const char text[] = "alice " ALICE " models=a,b tokens_per_day=1000\nbob " BOB;
+    AUTO(auth_free) struct auth *a = NULL;
+    struct auth_guest *u = NULL;
+    struct openai_fault fault = {0};
+    int rc = auth_new_text("keys", text, sizeof(text) - 1, &a);
+    rc = rc < 0 ? rc : enters(a, ALICE, 1, &u);
+    if (rc < 0)
+        return rc;
+    rc = binds(u, q, &fault);
+    auth_leave(u);
+    assert_int_equal(fault.status, rc < 0 ? 500 : 0);
+    return rc;
+}
+
+static void a_failed_allocation_is_an_error(void **state)
+{
+    (void)state;
+    unsigned n = 0;
+    for (bool failed = true; failed;) {
+        struct openai_request q = request_of("{\"prompt\":\"x\"}");
+        failing_at(++n);
+        int rc = enters_and_binds(&q);
+        failed = failing_has_failed();
+        assert_int_equal(rc, failed ? -ENOMEM : 0);
+        openai_request_done(&q);
+    }
+    assert_int_equal(n, 12);
 }
 
 int main(void)
@@ -555,6 +834,15 @@ int main(void)
         cmocka_unit_test(a_request_reserves_what_it_may_use),
         cmocka_unit_test(a_request_without_a_limit_gets_a_share),
         cmocka_unit_test(a_reload_keeps_the_counts_of_running_requests),
+        cmocka_unit_test(the_name_of_a_key_is_known),
+        cmocka_unit_test(lengths_are_checked_at_both_ends),
+        cmocka_unit_test(a_completion_keeps_the_default_if_it_fits),
+        cmocka_unit_test(prompts_take_turns_within_the_limit),
+        cmocka_unit_test(all_of_a_long_name_and_a_long_salt_counts),
+        cmocka_unit_test(what_a_request_may_use_is_estimated),
+        cmocka_unit_test(a_limit_per_day_is_named),
+        cmocka_unit_test(reloads_replace_all_of_a_line),
+        cmocka_unit_test(a_failed_allocation_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -54,6 +54,49 @@ static void an_address_is_forgotten(void **state)
         assert_int_equal(notes(b, 1, later_us), 0);
 }
 
+/* After exactly BAD_KEYS_FORGET_S the address is still known. */
+static void an_address_is_known_until_then(void **state)
+{
+    (void)state;
+    AUTO(bad_keys_free) struct bad_keys *b = table();
+    for (unsigned i = 0; i < BAD_KEYS_FREE; i++)
+        notes(b, 1, S);
+    int64_t last_us = S + BAD_KEYS_FORGET_S * S;
+    assert_int_equal(notes(b, 1, last_us), 0); // begins the second pause
+    assert_int_equal(notes(b, 1, last_us), 2);
+}
+
+static void the_rest_of_a_pause_is_rounded_up(void **state)
+{
+    (void)state;
+    AUTO(bad_keys_free) struct bad_keys *b = table();
+    struct bad_keys_report r;
+    for (unsigned i = 0; i < BAD_KEYS_FREE + 1; i++)
+        notes(b, 1, i == BAD_KEYS_FREE ? 2 * S : S); // the last begins a pause of 2 s
+    static const struct {
+        int64_t after_us;
+        unsigned rest_s;
+    } v[] = {{1, 2}, {S - 1, 2}, {S, 1}, {S + 1, 1}, {2 * S - 1, 1}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++)
+        assert_int_equal(notes(b, 1, 2 * S + v[i].after_us), v[i].rest_s);
+    assert_true(bad_keys_report(b, 4 * S, &r));
+    assert_int_equal(r.n_paused, ARRAY_LEN(v));
+}
+
+/* The one that was seen last is never the oldest of its set. */
+static void many_other_addresses_do_not_displace_a_busy_one(void **state)
+{
+    (void)state;
+    AUTO(bad_keys_free) struct bad_keys *b = table();
+    int64_t now_us = S;
+    for (unsigned i = 0; i < 60000; i++) {
+        assert_int_equal(notes(b, i, now_us++), 0);
+        if (i % 16 == 0)
+            notes(b, 65000, now_us++);
+    }
+    assert_true(notes(b, 65000, now_us) > 0);
+}
+
 static void many_addresses_fit_into_the_table(void **state)
 {
     (void)state;
@@ -108,6 +151,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pauses_grow_and_are_bounded),
         cmocka_unit_test(an_address_is_forgotten),
+        cmocka_unit_test(an_address_is_known_until_then),
+        cmocka_unit_test(the_rest_of_a_pause_is_rounded_up),
+        cmocka_unit_test(many_other_addresses_do_not_displace_a_busy_one),
         cmocka_unit_test(many_addresses_fit_into_the_table),
         cmocka_unit_test(an_ipv6_client_is_known_by_its_network),
         cmocka_unit_test(a_report_comes_at_most_once_a_minute),

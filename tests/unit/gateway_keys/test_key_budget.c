@@ -1,6 +1,7 @@
 /* test_key_budget.c - what a key has used: buckets, days, reservations, and counts of two
  * processes. */
 #include <errno.h>
+#include "base/mem.h"
 #include "gateway/keys/key_budget.h"
 #include "lib/lib.h"
 
@@ -179,6 +180,100 @@ static void what_is_counted_while_the_file_is_written_stays(void **state)
     assert_int_equal(file.day_tokens, 130);
 }
 
+static void limits_that_are_not_set_never_refuse(void **state)
+{
+    (void)state;
+    const struct key_file_limits none = {0};
+    struct key_budget b = {0};
+    struct key_budget_hold h;
+    int64_t wait_us;
+    assert_int_equal(key_budget_begin(&b, &none, NOON, &wait_us), 0);
+    assert_int_equal(reserves(&b, &none, NOON, UINT64_C(1) << 40, &h, &wait_us), 0);
+    assert_int_equal(key_budget_requests(&b, &none, NOON).limit, 0);
+    assert_int_equal(key_budget_tokens(&b, &none, NOON).limit, 0);
+    key_budget_end(&b, &h);
+    assert_int_equal(h.reserved, 0);
+    assert_int_equal(b.reserved, 0);
+}
+
+/* Of two limits the one with fewer tokens left is shown; of equal ones that of the minute. */
+static void the_tighter_limit_is_shown(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t per_minute, per_day;
+        uint64_t left;
+        bool is_of_day;
+    } v[] = {{600, 0, 600, false},   {0, 1000, 1000, true},  {600, 601, 600, false},
+             {600, 600, 600, false}, {600, 599, 599, true}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        const struct key_file_limits l = {.tokens_per_minute = v[i].per_minute,
+                                          .tokens_per_day = v[i].per_day};
+        struct key_budget b = {0};
+        struct key_budget_level level = key_budget_tokens(&b, &l, NOON);
+        assert_int_equal(level.left, v[i].left);
+        assert_int_equal(level.per_day, v[i].is_of_day);
+        assert_int_equal(level.reset_us, 0); // everything is left
+    }
+}
+
+static void what_others_have_reserved_must_be_waited_for(void **state)
+{
+    (void)state;
+    struct key_budget b = {0};
+    struct key_budget_hold h, other;
+    int64_t wait_us;
+    assert_int_equal(reserves(&b, &per_minute, NOON, 1, &h, &wait_us), 0);
+    assert_int_equal(reserves(&b, &per_minute, NOON, 600, &other, &wait_us), -EAGAIN);
+    assert_int_equal(wait_us, S); // the bucket itself is full
+    key_budget_end(&b, &h);
+    assert_int_equal(reserves(&b, &per_minute, NOON, 600, &other, &wait_us), 0);
+    struct key_budget today = {0};
+    assert_int_equal(reserves(&today, &per_day, NOON, 500, &h, &wait_us), 0);
+    assert_int_equal(reserves(&today, &per_day, NOON, 1000, &other, &wait_us), -EAGAIN);
+    assert_int_equal(wait_us, S); // nothing of the day is used, so midnight changes nothing
+    assert_int_equal(reserves(&today, &per_day, NOON, 1001, &other, &wait_us), -EMSGSIZE);
+}
+
+static void parts_of_a_bucket_are_rounded_up(void **state)
+{
+    (void)state;
+    const struct key_file_limits l = {.rate = 59999999}; // a request takes 1.00000002 us
+    struct key_budget b = {0};
+    int64_t wait_us;
+    assert_int_equal(key_budget_begin(&b, &l, NOON, &wait_us), 0);
+    assert_int_equal(b.counts.requests_full_us, NOON + 2);
+}
+
+/* Two failures to save, the second on the next day; another process has written meanwhile. */
+static void what_could_not_be_saved_is_saved_later(void **state)
+{
+    (void)state;
+    struct key_budget b = {0}, other = {0};
+    struct key_budget_counts file = {0};
+    int64_t wait_us;
+    use(&other, 100, NOON);
+    assert_int_equal(key_budget_begin(&other, &per_minute, NOON, &wait_us), 0);
+    save(&other, &file, NOON);
+    use(&b, 30, NOON);
+    assert_int_equal(key_budget_begin(&b, &per_minute, NOON, &wait_us), 0);
+    struct key_budget_change change = key_budget_take_unsaved(&b, NOON);
+    assert_int_equal(key_budget_take_unsaved(&b, NOON).day_tokens, 0);
+    key_budget_return_unsaved(&b, &change, b.counts.day);
+    use(&b, 5, NOON);
+    save(&b, &file, NOON);
+    assert_int_equal(file.day_tokens, 135);
+    assert_int_equal(file.tokens_full_us, NOON + 1350000); // 6000 per minute: 10 ms each
+    assert_int_equal(file.requests_full_us, NOON + 40 * S);
+    use(&b, 7, NOON);
+    change = key_budget_take_unsaved(&b, NOON);
+    use(&b, 2, NOON + DAY); // a new day begins: the tokens of yesterday no longer matter
+    key_budget_return_unsaved(&b, &change, NOON / DAY);
+    save(&b, &file, NOON + DAY);
+    assert_int_equal(file.day, NOON / DAY + 1);
+    assert_int_equal(file.day_tokens, 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -189,6 +284,11 @@ int main(void)
         cmocka_unit_test(small_uses_are_not_rounded_up_each),
         cmocka_unit_test(processes_add_up_their_counts_in_the_file),
         cmocka_unit_test(what_is_counted_while_the_file_is_written_stays),
+        cmocka_unit_test(limits_that_are_not_set_never_refuse),
+        cmocka_unit_test(the_tighter_limit_is_shown),
+        cmocka_unit_test(what_others_have_reserved_must_be_waited_for),
+        cmocka_unit_test(parts_of_a_bucket_are_rounded_up),
+        cmocka_unit_test(what_could_not_be_saved_is_saved_later),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,10 @@
 /* test_usage_file.c - the counts of keys survive restarts, other processes, and damaged files. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +14,8 @@
 #include "base/err.h"
 #include "gateway/keys/auth.h"
 #include "gateway/keys/usage_file.h"
+#include "lib/fakes/failing.h"
+#include "lib/fakes/faulty_vfs.h"
 #include "lib/lib.h"
 
 #define ALICE "sk-0123456789abcdef"
@@ -29,11 +35,11 @@ static int make_folder(void **state)
 static int remove_folder(void **state)
 {
     (void)state;
-    static const char *const suffixes[] = {"", "-wal", "-shm", "-journal", ".damaged"};
+    static const char *const suffixes[] = {"", "-wal", "-shm", "-journal", ".damaged", ".keys"};
     for (size_t i = 0; i < ARRAY_LEN(suffixes); i++) {
         char name[100];
         snprintf(name, sizeof(name), "%s%s", path, suffixes[i]);
-        unlink(name);
+        remove(name);
     }
     return rmdir(folder);
 }
@@ -268,6 +274,339 @@ static void a_folder_that_does_not_exist_is_an_error(void **state)
     assert_non_null(strstr(fail_text(), "usage file /nonexistent/usage.sqlite: No such file"));
 }
 
+/* The first column of the first row. */
+static int64_t number(const char *sql)
+{
+    sqlite3 *db;
+    sqlite3_stmt *st;
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_prepare_v2(db, sql, -1, &st, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_step(st), SQLITE_ROW);
+    int64_t n = sqlite3_column_int64(st, 0);
+    sqlite3_finalize(st);
+    sqlite3_close(db);
+    return n;
+}
+
+static unsigned n_descriptors(void)
+{
+    unsigned n = 0;
+    DIR *d = opendir("/proc/self/fd");
+    assert_non_null(d);
+    while (readdir(d))
+        n++;
+    closedir(d);
+    return n;
+}
+
+/* Saves a used request for 500 tokens, and closes the file. */
+static void save_some(void)
+{
+    AUTO(auth_free) struct auth *a = alice();
+    AUTO(usage_file_free) struct usage_file *f = opened();
+    uses(a, 500, NOON_US);
+    saves(a, f, NOON_US);
+}
+
+/* What a new process finds in the file. */
+static uint64_t tokens_left(void)
+{
+    AUTO(auth_free) struct auth *a = alice();
+    AUTO(usage_file_free) struct usage_file *f = opened();
+    saves(a, f, NOON_US);
+    return levels_of(a, NOON_US).tokens.left;
+}
+
+static void a_file_of_another_format_is_refused(void **state)
+{
+    (void)state;
+    struct usage_file *f = NULL;
+    save_some();
+    run("PRAGMA user_version = 2");
+    assert_int_equal(usage_file_open(path, NOON_US, &f), -EEXIST);
+    assert_non_null(strstr(fail_text(), "has format 2, expected 1"));
+}
+
+static void rows_are_removed_after_31_days(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *sql;
+        int64_t left;
+    } v[] = {{"UPDATE usage SET day = 20000 - 31", 1}, {"UPDATE usage SET day = 20000 - 32", 0}};
+    save_some();
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        run(v[i].sql);
+        usage_file_free(opened());
+        assert_int_equal(number("SELECT COUNT(*) FROM usage"), v[i].left);
+    }
+}
+
+static void a_request_without_tokens_is_saved(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = alice();
+    AUTO(auth_free) struct auth *next = alice();
+    AUTO(usage_file_free) struct usage_file *f = opened();
+    struct auth_guest *u;
+    struct auth_levels levels;
+    assert_int_equal(auth_enter(a, ALICE, true, NOON_US, &u, &levels), 0);
+    auth_leave(u);
+    saves(a, f, NOON_US);
+    saves(next, f, NOON_US);
+    assert_int_equal(levels_of(next, NOON_US).requests.left, 9);
+}
+
+static void files_are_closed(void **state)
+{
+    (void)state;
+    struct usage_file *f = NULL;
+    save_some(); // SQLite opens what it keeps
+    unsigned before = n_descriptors();
+    save_some();
+    run("PRAGMA user_version = 2");
+    assert_int_equal(usage_file_open(path, NOON_US, &f), -EEXIST);
+    run("PRAGMA user_version = 1");
+    overwrite(path, 0, (char)0xee, 20000);
+    save_some(); // replaces it
+    assert_int_equal(n_descriptors(), before);
+}
+
+static void a_path_that_is_too_long_is_an_error(void **state)
+{
+    (void)state;
+    static char text[PATH_MAX + 1];
+    struct usage_file *f = NULL;
+    memset(text, '/', PATH_MAX);
+    assert_int_equal(usage_file_open(text, NOON_US, &f), -ENAMETOOLONG);
+    assert_non_null(strstr(fail_text(), "the path is too long"));
+}
+
+/* The logs of the damaged file must not become those of the new one. */
+static void logs_of_a_damaged_file_are_removed(void **state)
+{
+    (void)state;
+    static const char *const suffixes[] = {"-wal", "-shm", "-journal"};
+    save_some();
+    overwrite(path, 0, (char)0xee, 20000);
+    for (size_t i = 0; i < ARRAY_LEN(suffixes); i++) {
+        char name[100];
+        snprintf(name, sizeof(name), "%s%s", path, suffixes[i]);
+        FILE *log = fopen(name, "w");
+        fputs("stale", log);
+        fclose(log);
+    }
+    usage_file_free(opened());
+    for (size_t i = 0; i < ARRAY_LEN(suffixes); i++) {
+        char name[100];
+        snprintf(name, sizeof(name), "%s%s", path, suffixes[i]);
+        assert_int_equal(access(name, F_OK), -1); // the new ones are removed by the close
+    }
+}
+
+static void a_damaged_file_that_cannot_be_renamed_is_an_error(void **state)
+{
+    (void)state;
+    char name[100];
+    struct usage_file *f = NULL;
+    save_some();
+    overwrite(path, 0, (char)0xee, 20000);
+    snprintf(name, sizeof(name), "%s.damaged", path);
+    assert_int_equal(mkdir(name, 0700), 0);
+    assert_int_equal(usage_file_open(path, NOON_US, &f), -EISDIR);
+    assert_non_null(strstr(fail_text(), "cannot be renamed"));
+    assert_null(f);
+}
+
+/* Descriptor 0 is free if the service was started without a standard input. */
+static void descriptor_0_is_a_descriptor(void **state)
+{
+    (void)state;
+    int input = dup(STDIN_FILENO);
+    close(STDIN_FILENO);
+    save_some();
+    dup2(input, STDIN_FILENO);
+    close(input);
+}
+
+static void reading_needs_no_turn_to_write(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = alice();
+    AUTO(usage_file_free) struct usage_file *f = opened();
+    sqlite3 *other;
+    save_some();
+    assert_int_equal(sqlite3_open(path, &other), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+    saves(a, f, NOON_US);
+    assert_int_equal(levels_of(a, NOON_US).tokens.left, 5500);
+    sqlite3_close(other);
+}
+
+static void *end_transaction(void *db)
+{
+    poll(NULL, 0, 20);
+    assert_int_equal(sqlite3_exec(db, "COMMIT", NULL, NULL, NULL), SQLITE_OK);
+    return NULL;
+}
+
+static void a_process_that_writes_is_waited_for(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = alice();
+    AUTO(usage_file_free) struct usage_file *f = opened();
+    pthread_t thread;
+    sqlite3 *other;
+    uses(a, 500, NOON_US);
+    assert_int_equal(sqlite3_open(path, &other), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(pthread_create(&thread, NULL, end_transaction, other), 0);
+    saves(a, f, NOON_US);
+    pthread_join(thread, NULL);
+    sqlite3_close(other);
+}
+
+/* ---- a reload while the file is written ---- */
+
+static struct auth *reloaded; // NULL: none
+static const char *reloaded_text;
+static int sync_result; // < 0: nothing is written
+
+static void write_keys(const char *text)
+{
+    char name[100];
+    snprintf(name, sizeof(name), "%s.keys", path);
+    FILE *f = fopen(name, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+    chmod(name, 0600);
+}
+
+int __real_usage_file_sync(struct usage_file *f, struct usage_file_entry *entries, unsigned n,
+                           int64_t now_us);
+int __wrap_usage_file_sync(struct usage_file *f, struct usage_file_entry *entries, unsigned n,
+                           int64_t now_us);
+int __wrap_usage_file_sync(struct usage_file *f, struct usage_file_entry *entries, unsigned n,
+                           int64_t now_us)
+{
+    int rc = sync_result < 0 ? sync_result : __real_usage_file_sync(f, entries, n, now_us);
+    if (reloaded) {
+        write_keys(reloaded_text);
+        assert_int_equal(auth_reload(reloaded), 0);
+    }
+    return rc;
+}
+
+#define LINE_A "alice " ALICE " rate=10 tokens_per_minute=6000\n"
+#define LINE_B "bob sk-bob-0123456789ab tokens_per_minute=6000\n"
+#define LINE_C "carol sk-carol-01234567 tokens_per_minute=6000\n"
+
+/* The key may have moved, or have been removed. */
+static void counts_reach_their_key_after_a_reload(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int left; // of alice's 6000 tokens; -1: she has no key
+    } v[] = {{LINE_B LINE_A, 5300},
+             {LINE_C LINE_B LINE_A, 5300},
+             {LINE_A, 5300},
+             {LINE_B, -1},
+             {LINE_B LINE_C, -1}};
+    for (size_t i = 0; i < 2 * ARRAY_LEN(v); i++) {
+        char name[100];
+        snprintf(name, sizeof(name), "%s.keys", path);
+        if (i)
+            run("DELETE FROM usage");
+        save_some();
+        write_keys(LINE_A LINE_B);
+        AUTO(auth_free) struct auth *a = NULL;
+        assert_int_equal(auth_new(name, &a), 0);
+        AUTO(usage_file_free) struct usage_file *f = opened();
+        uses(a, 200, NOON_US);
+        reloaded = a;
+        reloaded_text = v[i / 2].text;
+        sync_result = i % 2 ? -EIO : 0;
+        assert_int_equal(auth_save(a, f, NOON_US), sync_result);
+        reloaded = NULL;
+        sync_result = 0;
+        saves(a, f, NOON_US);
+        if (v[i / 2].left >= 0)
+            assert_int_equal(levels_of(a, NOON_US).tokens.left, v[i / 2].left);
+    }
+}
+
+/* ---- failures; the last tests, since the VFS stays ---- */
+
+static void a_failed_allocation_is_an_error(void **state)
+{
+    (void)state;
+    struct usage_file *f = NULL;
+    AUTO(auth_free) struct auth *a = alice();
+    failing_at(1);
+    assert_int_equal(usage_file_open(path, NOON_US, &f), -ENOMEM);
+    f = opened();
+    uses(a, 500, NOON_US);
+    failing_at(1);
+    assert_int_equal(auth_save(a, f, NOON_US), -ENOMEM);
+    saves(a, f, NOON_US);
+    usage_file_free(f);
+    assert_int_equal(tokens_left(), 5500);
+}
+
+/* Each call for the file fails in turn: nothing is lost. */
+static void a_faulty_disk_loses_nothing(void **state)
+{
+    (void)state;
+    static const struct {
+        int error, is_permanent, rc;
+    } v[] = {{SQLITE_IOERR, 0, -EIO},
+             {SQLITE_FULL, 0, -ENOSPC},
+             {SQLITE_IOERR, 1, -EIO},
+             {SQLITE_CORRUPT, 1, -EBADMSG},
+             {SQLITE_CORRUPT, 0, -EBADMSG}};
+    faulty_vfs_init();
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        unsigned n_failed = 0;
+        for (uint64_t n = 1;; n++) {
+            AUTO(auth_free) struct auth *a = alice();
+            AUTO(usage_file_free) struct usage_file *f = opened();
+            run("DELETE FROM usage");
+            uses(a, 500, NOON_US);
+            faulty_vfs_fail(n, v[i].error, v[i].is_permanent);
+            int rc = auth_save(a, f, NOON_US);
+            bool done = faulty_vfs_calls() < n;
+            faulty_vfs_fail(0, 0, 0);
+            n_failed += rc == v[i].rc;
+            if (rc < 0)
+                saves(a, f, NOON_US);
+            assert_int_equal(tokens_left(), 5500);
+            if (done)
+                break;
+        }
+        assert_true(n_failed > 2);
+    }
+}
+
+static void a_faulty_disk_is_reported_when_the_file_is_opened(void **state)
+{
+    (void)state;
+    for (uint64_t n = 1;; n++) {
+        struct usage_file *f = NULL;
+        faulty_vfs_fail(n, SQLITE_IOERR, 1);
+        int rc = usage_file_open(path, NOON_US, &f);
+        bool done = faulty_vfs_calls() < n;
+        faulty_vfs_fail(0, 0, 0);
+        assert_int_equal(rc == 0, f != NULL);
+        usage_file_free(f);
+        if (done)
+            break;
+        assert_true(rc < 0);
+        assert_non_null(strstr(fail_text(), "usage file /tmp/"));
+    }
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
 
 int main(void)
@@ -281,6 +620,20 @@ int main(void)
         CASE(numbers_of_the_file_are_bounded),
         CASE(a_file_that_cannot_be_written_loses_nothing),
         CASE(a_folder_that_does_not_exist_is_an_error),
+        CASE(a_file_of_another_format_is_refused),
+        CASE(rows_are_removed_after_31_days),
+        CASE(a_request_without_tokens_is_saved),
+        CASE(files_are_closed),
+        CASE(a_path_that_is_too_long_is_an_error),
+        CASE(logs_of_a_damaged_file_are_removed),
+        CASE(a_damaged_file_that_cannot_be_renamed_is_an_error),
+        CASE(descriptor_0_is_a_descriptor),
+        CASE(reading_needs_no_turn_to_write),
+        CASE(a_process_that_writes_is_waited_for),
+        CASE(counts_reach_their_key_after_a_reload),
+        CASE(a_failed_allocation_is_an_error),
+        CASE(a_faulty_disk_loses_nothing),
+        CASE(a_faulty_disk_is_reported_when_the_file_is_opened),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

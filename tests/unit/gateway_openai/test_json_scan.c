@@ -153,6 +153,21 @@ static void random_texts_are_judged_as_jansson_does(void **state)
     }
 }
 
+/* Each byte after a backslash, and at each place of four digits of a code point. */
+static void each_byte_of_an_escape_is_judged_as_jansson_does(void **state)
+{
+    (void)state;
+    for (unsigned place = 0; place < 5; place++)
+        for (int c = 1; c < 256; c++) {
+            char text[] = "\"\\u00aA\"";
+            size_t n, len = sizeof(text) - 1;
+            text[2 + place] = (char)c; // place 0: what follows the backslash
+            int rc = json_scan(text, len, &n);
+            if ((rc == 0 && n == len) != jansson_takes(text, len))
+                fail_msg("%s: %d", text, rc);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -160,6 +175,7 @@ int main(void)
         cmocka_unit_test(a_value_that_is_cut_is_incomplete),
         cmocka_unit_test(nesting_is_limited),
         cmocka_unit_test(random_texts_are_judged_as_jansson_does),
+        cmocka_unit_test(each_byte_of_an_escape_is_judged_as_jansson_does),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,14 @@
 /* Answers have the shapes of OpenAI, streamed or whole. */
+#include <errno.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
 #include "gateway/openai/openai_error.h"
 #include "gateway/openai/openai_reply.h"
+#include "gateway/openai/openai_writer.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
 static struct openai_text text_of(const char *s)
@@ -289,6 +293,26 @@ static void a_whole_answer_has_its_parts(void **state)
     openai_reply_done(&r);
 }
 
+/* The limit of tokens was the reason, also if calls came before it. */
+static void calls_cut_by_the_limit_keep_the_reason(void **state)
+{
+    (void)state;
+    static const char *const reasons[] = {"length", "stop"};
+    for (size_t i = 0; i < ARRAY_LEN(reasons); i++) {
+        struct openai_reply_head h = splitting_head(false);
+        struct openai_reply r;
+        AUTO(buf_done) struct buf b = {0};
+        buf_init(&b, 1 << 20);
+        assert_int_equal(openai_reply_init(&r, &h), 0);
+        say(&r, 0, "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>", &b);
+        openai_reply_finished(&r, 0, reasons[i], text_of(""), text_of(""), &b);
+        assert_int_equal(openai_reply_end(&r, &b), 0);
+        assert_non_null(strstr(b.data, i ? "\"finish_reason\":\"tool_calls\""
+                                         : "\"finish_reason\":\"length\""));
+        openai_reply_done(&r);
+    }
+}
+
 static void a_stream_has_one_event_for_each_token(void **state)
 {
     (void)state;
@@ -379,6 +403,122 @@ static void errors_follow_from_the_status(void **state)
     }
 }
 
+/* The statuses and their type and code. */
+static void errors_have_type_and_code(void **state)
+{
+    (void)state;
+    static const struct {
+        int status;
+        const char *param, *type, *code;
+    } v[] = {{400, "n", "invalid_request_error", "null"},
+             {401, "", "invalid_request_error", "\"invalid_api_key\""},
+             {403, "", "invalid_request_error", "null"},
+             {404, "model", "invalid_request_error", "\"model_not_found\""},
+             {404, "", "invalid_request_error", "\"not_found\""},
+             {408, "", "invalid_request_error", "null"},
+             {413, "", "invalid_request_error", "null"},
+             {429, "", "rate_limit_error", "\"rate_limit_exceeded\""},
+             {499, "", "invalid_request_error", "null"},
+             {500, "", "server_error", "null"},
+             {502, "", "server_error", "null"},
+             {503, "", "server_error", "\"service_unavailable\""},
+             {504, "", "server_error", "\"timeout\""}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        AUTO(buf_done) struct buf b = {0};
+        AUTO(mem_free) char *want = NULL;
+        buf_init(&b, 1 << 12);
+        openai_error(&b, v[i].status, "a \"text\"", v[i].param);
+        assert_true(asprintf(&want,
+                             "{\"error\":{\"message\":\"a \\\"text\\\"\",\"type\":\"%s\","
+                             "\"param\":%s%s%s,\"code\":%s}}",
+                             v[i].type, *v[i].param ? "\"" : "", *v[i].param ? v[i].param : "null",
+                             *v[i].param ? "\"" : "", v[i].code) > 0);
+        assert_string_equal(b.data, want);
+    }
+    AUTO(buf_done) struct buf event = {0};
+    buf_init(&event, 1 << 12);
+    openai_error_event(&event, 503, "x");
+    assert_string_equal(event.data, "data: {\"error\":{\"message\":\"x\",\"type\":\"server_error\","
+                                    "\"param\":null,\"code\":\"service_unavailable\"}}\n\n"
+                                    "data: [DONE]\n\n");
+}
+
+/* A completion of three choices of two prompts, with everything that has a number. */
+static void prompts_are_counted_once_each(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(false, false);
+    h.n = 4;
+    h.n_each = 2;
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b = {0};
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    openai_reply_prompt(&r, 0, 10, 3);
+    openai_reply_prompt(&r, 1, 10, 5); // the maximum counts
+    openai_reply_prompt(&r, 2, 7, 7);
+    openai_reply_prompt(&r, 3, 7, 2);
+    for (unsigned i = 0; i < 4; i++) {
+        say(&r, i, "x", &b);
+        assert_false(openai_reply_complete(&r, i / 2));
+        finish(&r, i, &b);
+        finish(&r, i, &b); // only once
+        assert_int_equal(openai_reply_complete(&r, i / 2), i % 2);
+    }
+    assert_int_equal(openai_reply_end(&r, &b), 0);
+    assert_non_null(strstr(b.data, "\"usage\":{\"prompt_tokens\":17,\"completion_tokens\":4,"
+                                   "\"total_tokens\":21,\"prompt_tokens_details\":{"
+                                   "\"cached_tokens\":12}}"));
+    openai_reply_done(&r);
+}
+
+/* A part of a choice over its limit makes the whole answer an error. */
+static void a_part_that_is_too_large_is_an_error(void **state)
+{
+    (void)state;
+    for (unsigned part = 0; part < 7; part++) {
+        struct openai_reply_head h = head(part < 3, false);
+        struct openai_reply r;
+        AUTO(buf_done) struct buf b = {0};
+        buf_init(&b, 1 << 20);
+        h.logprobs = part >= 3;
+        assert_int_equal(openai_reply_init(&r, &h), 0);
+        say(&r, 0, "x", &b);
+        finish(&r, 0, &b);
+        struct openai_choice *c = r.choices;
+        struct buf *parts[] = {&c->text,
+                               &c->reasoning,
+                               &c->items,
+                               &c->logprobs.tokens,
+                               &c->logprobs.values,
+                               &c->logprobs.tops,
+                               &c->logprobs.offsets};
+        parts[part]->error = -EMSGSIZE;
+        assert_int_equal(openai_reply_end(&r, &b), -EMSGSIZE);
+        openai_reply_done(&r);
+    }
+}
+
+static void a_failed_allocation_is_an_error(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(true, false);
+    unsigned n = 0;
+    for (bool failed = true; failed;) {
+        struct openai_reply r;
+        h.echoed = strdup("\"a\":1");
+        failing_at(++n);
+        int rc = openai_reply_init(&r, &h);
+        failed = failing_has_failed();
+        assert_int_equal(rc, failed ? -ENOMEM : 0);
+        if (rc == 0) {
+            assert_int_equal(openai_reply_kept_bytes(&r), 6);
+            openai_reply_done(&r);
+        }
+    }
+    assert_true(n >= 3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -394,6 +534,11 @@ int main(void)
         cmocka_unit_test(a_stream_has_one_event_for_each_token),
         cmocka_unit_test(hidden_reasoning_has_no_logprobs),
         cmocka_unit_test(errors_follow_from_the_status),
+        cmocka_unit_test(calls_cut_by_the_limit_keep_the_reason),
+        cmocka_unit_test(errors_have_type_and_code),
+        cmocka_unit_test(prompts_are_counted_once_each),
+        cmocka_unit_test(a_part_that_is_too_large_is_an_error),
+        cmocka_unit_test(a_failed_allocation_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

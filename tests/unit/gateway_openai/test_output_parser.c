@@ -6,6 +6,7 @@
 #include <string.h>
 #include "gateway/openai/output_parser.h"
 #include "lib/clients/tools.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
 #define TOOLS                                                                                      \
@@ -489,6 +490,188 @@ static void formats_have_names(void **state)
     assert_int_equal(tool_parser_format_named("hermes"), TOOLS_HERMES);
     assert_int_equal(tool_parser_format_named("kimi"), TOOLS_KIMI);
     assert_int_equal(tool_parser_format_named("auto"), TOOLS_NONE);
+    static const char *const names[] = {"none",     "hermes", "qwen-coder", "llama", "mistral",
+                                        "deepseek", "dsml",   "glm",        "kimi"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        char part[32];
+        snprintf(part, sizeof(part), "%.*s", (int)strlen(names[i]) - 1, names[i]);
+        assert_int_equal(tool_parser_format_named(names[i]), i);
+        assert_int_equal(tool_parser_format_named(part), TOOLS_NONE);
+    }
+    static const struct {
+        const char *mark;
+        enum tool_format format;
+    } v[] = {{"<function=", TOOLS_CODER},
+             {"<arg_key>", TOOLS_GLM},
+             {"<tool_call>", TOOLS_HERMES},
+             {"[TOOL_CALLS]", TOOLS_MISTRAL},
+             {"<｜tool▁call▁begin｜>", TOOLS_DEEPSEEK},
+             {"DSML", TOOLS_DSML},
+             {"<|tool_call_begin|>", TOOLS_KIMI},
+             {"<|python_tag|>", TOOLS_LLAMA},
+             {"<tool_call><function=", TOOLS_CODER}, // the more special one
+             {"plain", TOOLS_NONE}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++)
+        assert_int_equal(tool_parser_detect_format(v[i].mark, strlen(v[i].mark)), v[i].format);
+}
+
+/* n times a character; free it. */
+static char *many(char c, size_t n)
+{
+    char *text = malloc(n + 1);
+    memset(text, c, n);
+    text[n] = 0;
+    return text;
+}
+
+/* Whether the whole text becomes one call, or else content. */
+static bool is_call(enum tool_format f, const char *text)
+{
+    AUTO(tool_types_free) struct tool_types *types = tools_of(TOOLS);
+    struct output_parser_rules r = {.format = f, .types = types};
+    AUTO(mem_free) char *got = split(&r, text, SIZE_MAX, 1);
+    bool content = strncmp(got + 1, text, strlen(text)) == 0;
+    assert_true(*got == '|' && (content || got[1] == '|'));
+    return !content;
+}
+
+static void names_of_calls_have_up_to_256_characters(void **state)
+{
+    (void)state;
+    static const char others[] = " !\"#$%&'()*+,;<=>?@[]^`{|}~\x7F";
+    for (size_t n = 256; n <= 257; n++) {
+        AUTO(mem_free) char *name = many('n', n), *text = NULL;
+        assert_true(
+            asprintf(&text, "<tool_call>{\"name\":\"%s\",\"arguments\":{}}</tool_call>", name) > 0);
+        assert_int_equal(is_call(TOOLS_HERMES, text), n == 256);
+    }
+    assert_false(is_call(TOOLS_HERMES, "<tool_call>{\"name\":\"\",\"arguments\":{}}</tool_call>"));
+    assert_true(is_call(TOOLS_HERMES,
+                        "<tool_call>{\"name\":\"AZaz09_-.:/\",\"arguments\":{}}</tool_call>"));
+    for (const char *c = others; *c; c++) {
+        char text[80];
+        snprintf(text, sizeof(text),
+                 "<tool_call>{\"name\":\"a%s%cb\",\"arguments\":{}}</tool_call>",
+                 strchr("\"", *c) ? "\\" : "", *c);
+        if (is_call(TOOLS_HERMES, text))
+            fail_msg("%s", text);
+    }
+}
+
+static void names_of_parameters_have_up_to_255_bytes(void **state)
+{
+    (void)state;
+    for (size_t n = TOOL_TYPES_MAX_KEY; n <= TOOL_TYPES_MAX_KEY + 1; n++) {
+        AUTO(mem_free) char *key = many('k', n), *text = NULL;
+        assert_true(
+            asprintf(&text, "<function=get_time><parameter=%s>1</parameter></function></tool_call>",
+                     key) > 0);
+        assert_int_equal(is_call(TOOLS_CODER, text), n == TOOL_TYPES_MAX_KEY);
+    }
+    assert_false(is_call(TOOLS_CODER, "<function=f><parameter= >1</parameter></function>"));
+}
+
+static void an_answer_has_up_to_128_calls(void **state)
+{
+    (void)state;
+    static const char one[] = "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>";
+    struct output_parser_rules r = {.format = TOOLS_HERMES};
+    struct output_parser p;
+    struct output_parser_out o;
+    output_parser_init(&p, &r);
+    output_parser_out_init(&o);
+    for (unsigned i = 0; i < TOOL_PARSER_MAX; i++)
+        output_parser_feed(&p, one, strlen(one), &o);
+    assert_int_equal(o.calls.n, TOOL_PARSER_MAX);
+    assert_int_equal(o.content.len, 0);
+    output_parser_out_clear(&o); // those of an earlier token count, too
+    output_parser_feed(&p, one, strlen(one), &o);
+    output_parser_end(&p, &o);
+    assert_int_equal(o.calls.n, 0);
+    assert_int_equal(o.content.len, strlen(one));
+    output_parser_out_done(&o);
+    output_parser_done(&p);
+    AUTO(buf_done) struct buf list = {0};
+    buf_init(&list, 1 << 20);
+    buf_puts(&list, "[TOOL_CALLS][");
+    for (unsigned i = 0; i <= TOOL_PARSER_MAX; i++)
+        buf_printf(&list, "%s{\"name\":\"f\",\"arguments\":{}}", i ? "," : "");
+    buf_puts(&list, "]");
+    assert_false(is_call(TOOLS_MISTRAL, list.data)); // all of a list, or none
+}
+
+/* White space before a marker belongs to it, up to a limit. */
+static void white_space_is_held_back_up_to_a_limit(void **state)
+{
+    (void)state;
+    for (size_t n = OUTPUT_PARSER_SPACE_MAX; n <= OUTPUT_PARSER_SPACE_MAX + 2; n++) {
+        struct output_parser_rules r = {.format = TOOLS_HERMES};
+        struct output_parser p;
+        struct output_parser_out o;
+        AUTO(mem_free) char *space = many(' ', n);
+        output_parser_init(&p, &r);
+        output_parser_out_init(&o);
+        output_parser_feed(&p, space, n, &o);
+        assert_int_equal(o.content.len > 0, n > OUTPUT_PARSER_SPACE_MAX);
+        output_parser_feed(&p, "x", 1, &o);
+        assert_int_equal(o.content.len, n + 1);
+        output_parser_out_done(&o);
+        output_parser_done(&p);
+    }
+}
+
+/* Each end marker may be part of a value: 16 of them are tried. */
+static void sixteen_ends_of_a_call_are_tried(void **state)
+{
+    (void)state;
+    for (unsigned n = 14; n <= 16; n++) {
+        AUTO(buf_done) struct buf text = {0};
+        buf_init(&text, 1 << 20);
+        buf_puts(&text, "<function=get_time><parameter=a>");
+        for (unsigned i = 0; i < n; i++)
+            buf_puts(&text, "</function>");
+        buf_puts(&text, "</parameter></function>");
+        assert_int_equal(is_call(TOOLS_CODER, text.data), n < 16);
+    }
+}
+
+/* A call that finds no memory is content, or the content has an error. */
+static void a_failed_allocation_makes_no_call(void **state)
+{
+    (void)state;
+    static const struct {
+        enum tool_format format;
+        const char *text;
+    } v[] = {{TOOLS_HERMES, HERMES("f", "{\"a\":1}")},
+             {TOOLS_LLAMA, "{\"name\": \"get_time\", \"parameters\": {}}"},
+             {TOOLS_MISTRAL, "[TOOL_CALLS]f[CALL_ID]call00001[ARGS]{}"},
+             {TOOLS_KIMI, KIMI("functions.f:0")},
+             {TOOLS_CODER, CODER(ARG("city", "Paris") ARG("days", "12"))},
+             {TOOLS_GLM, "<tool_call>get_weather<arg_key>days</arg_key><arg_value>3</arg_value>"
+                         "</tool_call>"}};
+    AUTO(tool_types_free) struct tool_types *types = tools_of(TOOLS);
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        unsigned n = 0, n_calls = 0;
+        for (bool failed = true; failed;) {
+            const struct output_parser_rules r = {.format = v[i].format, .types = types};
+            struct output_parser p;
+            struct output_parser_out o;
+            output_parser_init(&p, &r);
+            output_parser_out_init(&o);
+            failing_at(++n);
+            output_parser_feed(&p, v[i].text, strlen(v[i].text), &o);
+            output_parser_end(&p, &o);
+            failed = failing_has_failed();
+            for (unsigned k = 0; k < o.calls.n; k++)
+                assert_true(o.calls.v[k].name && o.calls.v[k].arguments);
+            n_calls = o.calls.n;
+            assert_true(n_calls || o.content.error || o.content.len == strlen(v[i].text));
+            output_parser_out_done(&o);
+            output_parser_done(&p);
+        }
+        assert_int_equal(n_calls, 1);
+        assert_true(n > 4);
+    }
 }
 
 int main(void)
@@ -516,6 +699,12 @@ int main(void)
         cmocka_unit_test(the_cost_of_failed_calls_is_limited),
         cmocka_unit_test(templates_determine_the_format),
         cmocka_unit_test(formats_have_names),
+        cmocka_unit_test(names_of_calls_have_up_to_256_characters),
+        cmocka_unit_test(names_of_parameters_have_up_to_255_bytes),
+        cmocka_unit_test(an_answer_has_up_to_128_calls),
+        cmocka_unit_test(white_space_is_held_back_up_to_a_limit),
+        cmocka_unit_test(sixteen_ends_of_a_call_are_tried),
+        cmocka_unit_test(a_failed_allocation_makes_no_call),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -150,6 +150,105 @@ static void fields_reach_the_template(void **state)
     openai_request_done(&q);
 }
 
+#define USER(text) "{\"role\":\"user\",\"content\":\"" text "\"}"
+#define MODEL(text) "{\"role\":\"assistant\",\"content\":\"" text "\"}"
+#define CALL_OF(id)                                                                                \
+    "{\"type\":\"function_call\",\"call_id\":\"" id "\",\"name\":\"f\",\"arguments\":\"{}\"}"
+#define OUTPUT_OF(id)                                                                              \
+    "{\"type\":\"function_call_output\",\"call_id\":\"" id "\",\"output\":\"o" id "\"}"
+#define CALLED(id)                                                                                 \
+    "{\"id\":\"" id "\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}"
+#define SAID(id)                                                                                   \
+    "{\"role\":\"tool\",\"tool_call_id\":\"" id "\",\"content\":\"o" id "\",\"name\":\"f\"}"
+#define CALLS(content, list)                                                                       \
+    "{\"role\":\"assistant\",\"content\":" content ",\"tool_calls\":[" list "]"
+
+/* The whole list of messages for each list of items. */
+static void items_become_messages(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *items, *messages;
+    } v[] = {
+        {USER("a") "," MODEL("b") "," CALL_OF("1") "," CALL_OF("2"),
+         USER("a") "," CALLS("\"b\"", CALLED("1") "," CALLED("2")) "}"},
+        {USER("a") "," CALL_OF("1") "," OUTPUT_OF("1") "," CALL_OF("2") "," OUTPUT_OF("2"),
+         USER("a") "," CALLS("null", CALLED("1")) "}," SAID("1") "," CALLS(
+             "null", CALLED("2")) "}," SAID("2")},
+        {CALL_OF("1") "," USER("a"), CALLS("null", CALLED("1")) "}," USER("a")},
+        {USER("a") "," THINK("t") "," MODEL("b") "," THINK("u") "," CALL_OF("1") "," USER("c"),
+         USER("a") "," CALLS("\"b\"", CALLED("1")) ",\"reasoning_content\":\"t\\nu\"}," USER("c")},
+        {USER("a") "," THINK("t") "," CALL_OF("1") "," OUTPUT_OF("1") "," THINK("u") "," MODEL("b"),
+         USER("a") "," CALLS("null", CALLED("1")) ",\"reasoning_content\":\"t\"}," SAID(
+             "1") ",{\"role\":\"assistant\",\"content\":\"b\",\"reasoning_content\":\"u\"}"},
+        {THINK("t") "," OUTPUT_OF("1"),
+         "{\"role\":\"assistant\",\"content\":\"\",\"reasoning_content\":\"t\"},"
+         "{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":\"o1\"}"},
+        {"{\"type\":\"message\",\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":"
+         "\"a\"},{\"type\":\"output_text\",\"text\":\"b\"},{\"type\":\"text\",\"text\":\"c\"},"
+         "{\"type\":\"reasoning_text\",\"text\":\"d\"},{\"type\":\"summary_text\",\"text\":\"e\"}]"
+         "}",
+         USER("a\\nb\\nc\\nd\\ne")},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        AUTO(mem_free) char *body = NULL, *want = NULL;
+        assert_true(asprintf(&body, "{\"input\":[%s]}", v[i].items) > 0);
+        assert_true(asprintf(&want, "{\"messages\":[%s],\"add_generation_prompt\":true}",
+                             v[i].messages) > 0);
+        if (response(body) < 0)
+            fail_msg("%s: %s", body, fault.text);
+        assert_string_equal(q.template_vars, want);
+        openai_request_done(&q);
+    }
+    assert_int_equal(response("{\"instructions\":\"i\",\"input\":\"x\"}"), 0);
+    assert_string_equal(q.template_vars,
+                        "{\"messages\":[{\"role\":\"system\",\"content\":\"i\"}," USER(
+                            "x") "],\"add_generation_prompt\":true}");
+    openai_request_done(&q);
+}
+
+static void fields_are_repeated_in_the_answer(void **state)
+{
+    (void)state;
+    assert_int_equal(response("{\"input\":\"x\"}"), 0);
+    assert_string_equal(
+        q.echoed,
+        "\"background\":false,\"instructions\":null,\"max_output_tokens\":null,\"metadata\":{},"
+        "\"parallel_tool_calls\":true,\"previous_response_id\":null,\"reasoning\":{\"effort\":null,"
+        "\"summary\":null},\"store\":false,\"temperature\":1.0,\"text\":{\"format\":{\"type\":"
+        "\"text\"}},\"tool_choice\":\"auto\",\"tools\":[],\"top_logprobs\":0,\"top_p\":1.0,"
+        "\"truncation\":\"disabled\",\"user\":null");
+    assert_false(q.logprobs);
+    openai_request_done(&q);
+    assert_int_equal(response("{\"input\":\"x\",\"temperature\":0.5,\"user\":\"u\","
+                              "\"metadata\":{\"a\":\"b\"},\"include\":[\"other\"]}"),
+                     0);
+    assert_non_null(strstr(q.echoed, "\"temperature\":0.5,"));
+    assert_non_null(strstr(q.echoed, "\"user\":\"u\""));
+    assert_non_null(strstr(q.echoed, "\"metadata\":{\"a\":\"b\"},"));
+    assert_false(q.logprobs);
+    openai_request_done(&q);
+}
+
+#define MAX_ITEMS 4096
+
+static void the_number_of_items_is_limited(void **state)
+{
+    (void)state;
+    for (unsigned n = MAX_ITEMS; n <= MAX_ITEMS + 1; n++) {
+        AUTO(buf_done) struct buf body = {0};
+        buf_init(&body, 1 << 20);
+        buf_puts(&body, "{\"input\":[" USER("x"));
+        for (unsigned i = 1; i < n; i++)
+            buf_puts(&body, "," USER("x"));
+        buf_puts(&body, "]}");
+        int rc = response(body.data);
+        assert_int_equal(rc, n > MAX_ITEMS ? -EINVAL : 0);
+        if (rc == 0)
+            openai_request_done(&q);
+    }
+}
+
 static size_t allocated;
 
 static void *count(size_t n)
@@ -190,6 +289,9 @@ int main(void)
         cmocka_unit_test(reasoning_without_an_answer_is_a_message),
         cmocka_unit_test(wrong_fields_are_refused_by_name),
         cmocka_unit_test(fields_reach_the_template),
+        cmocka_unit_test(items_become_messages),
+        cmocka_unit_test(fields_are_repeated_in_the_answer),
+        cmocka_unit_test(the_number_of_items_is_limited),
         cmocka_unit_test(many_reasoning_items_of_one_answer_cost_as_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,10 @@
 /* All prompts of a request are sent, and it is answered, at whatever time their calls end. The
  * calls are fakes (--wrap=upstream_call_begin). They end just after the lock of the request is
  * released (--wrap=pthread_mutex_unlock), as they could on another thread. */
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+#include "gateway/openai/openai_writer.h"
 #include "gateway/serve/completion.h"
 #include "gateway/http/http_request.h"
 #include "gateway/upstream/upstream_impl.h"
@@ -224,6 +227,121 @@ static void only_ids_of_16384_tokens_are_charged_before_they_come(void **state)
     assert_in_range(counted, 64 << 10, 72 << 10);
 }
 
+/* The bytes that a request counts which reserves no ids, and whose answer keeps so many bytes. */
+static size_t counted_with(size_t n_kept, size_t *ret_request)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    struct http_server server = {0};
+    struct http_request *http = calloc(1, sizeof(*http));
+    *http = (struct http_request){.s = &server};
+    atomic_init(&http->n_refs, 1);
+    pthread_mutex_init(&http->mu, NULL);
+    assert_int_equal(request_memory_new(MEMORY, &server.memory), 0);
+    struct completion *x = generation_of(&g, http, N_PROMPTS);
+    x->q.user = strdup("somebody");
+    *ret_request = openai_request_bytes(&x->q);
+    if (n_kept) {
+        x->reply.echoed = malloc(n_kept);
+        memset(x->reply.echoed, 'e', n_kept - 1);
+        x->reply.echoed[n_kept - 1] = 0;
+    }
+    assert_int_equal(completion_charge(x), 0);
+    size_t counted = request_memory_used(server.memory);
+    http_unref(http);
+    completion_unref(x);
+    assert_int_equal(request_memory_used(server.memory), 0);
+    request_memory_free(server.memory);
+    return counted;
+}
+
+static void a_request_counts_what_stays_of_it(void **state)
+{
+    (void)state;
+    size_t request, counted = counted_with(0, &request);
+    assert_true(request > 0);
+    assert_int_equal(counted, request);
+    counted = counted_with(1000, &request);
+    assert_int_equal(counted, request + 1000);
+}
+
+/* The bytes of ids that a request of this kind reserves for each of its prompts. */
+static size_t ids_reserved(enum openai_kind kind, int max_tokens, int64_t resume_us, bool continues)
+{
+    static struct upstream upstream = {.n = 1};
+    struct completions g = {
+        .upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER, .patience.resume_us = resume_us};
+    struct http_server server = {0};
+    struct http_request *http = calloc(1, sizeof(*http));
+    Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT;
+    const struct upstream_model model = {.info = &info};
+    *http = (struct http_request){.s = &server};
+    atomic_init(&http->n_refs, 1);
+    pthread_mutex_init(&http->mu, NULL);
+    assert_int_equal(request_memory_new(MEMORY, &server.memory), 0);
+    struct completion *x = generation_of(&g, http, N_PROMPTS);
+    info.context_length = 1000;
+    info.continues = continues;
+    x->q.kind = kind;
+    x->q.max_tokens = (struct openai_int){max_tokens > 0, max_tokens};
+    x->model = &model;
+    assert_int_equal(completion_charge(x), 0);
+    x->model = NULL;
+    size_t reserved = x->reserved;
+    http_unref(http);
+    completion_unref(x);
+    request_memory_free(server.memory);
+    assert_int_equal(reserved % N_PROMPTS, 0);
+    return reserved / N_PROMPTS;
+}
+
+static void ids_are_reserved_if_the_answer_may_be_continued(void **state)
+{
+    (void)state;
+    static const struct {
+        enum openai_kind kind;
+        int max_tokens; // 0: not set
+        int64_t resume_us;
+        bool continues;
+        size_t tokens;
+    } v[] = {{OPENAI_COMPLETION, 100, 1, true, 128},   {OPENAI_COMPLETION, 100, 0, true, 0},
+             {OPENAI_COMPLETION, 100, 1, false, 0},    {OPENAI_COMPLETION, 0, 1, true, 64},
+             {OPENAI_CHAT, 0, 1, true, 1024},          {OPENAI_COMPLETION, 5000, 1, true, 1024},
+             {OPENAI_COMPLETION, 1000, 1, true, 1024}, {OPENAI_COMPLETION, 64, 1, true, 64},
+             {OPENAI_COMPLETION, 65, 1, true, 128}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++)
+        assert_int_equal(ids_reserved(v[i].kind, v[i].max_tokens, v[i].resume_us, v[i].continues),
+                         v[i].tokens * sizeof(uint32_t));
+}
+
+/* The text of the 500 that an answer with this error becomes. */
+static void answer_with_error_says(int error, const char *part)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct http_server server;
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    struct http_request *http = calloc(1, sizeof(*http));
+    *http = (struct http_request){.s = &server};
+    atomic_init(&http->n_refs, 1);
+    pthread_mutex_init(&http->mu, NULL);
+    struct completion *x = generation_of(&g, http, N_PROMPTS);
+    x->reply.choices[1].text.error = error;
+    played.n = played.n_ended = played.most = played.after = 0;
+    completion_send(x);
+    while (played.n_ended < played.n)
+        end_one();
+    assert_int_equal(http->status, 500);
+    assert_non_null(memmem(http->out.data, http->out.len, part, strlen(part)));
+    http_unref(http);
+}
+
+static void an_answer_that_cannot_be_written_is_500(void **state)
+{
+    (void)state;
+    answer_with_error_says(-ENOMEM, "no memory for the answer");
+    answer_with_error_says(-EMSGSIZE, "the answer is too large: at most 64 MiB for a choice");
+}
+
 static int start(void **state)
 {
     (void)state;
@@ -238,6 +356,9 @@ int main(void)
         cmocka_unit_test(only_a_request_that_has_not_begun_waits_in_a_queue),
         cmocka_unit_test(calls_that_wait_for_a_verifier_end_with_the_gateway),
         cmocka_unit_test(ids_of_a_running_answer_have_their_memory_when_it_is_full),
+        cmocka_unit_test(a_request_counts_what_stays_of_it),
+        cmocka_unit_test(ids_are_reserved_if_the_answer_may_be_continued),
+        cmocka_unit_test(an_answer_that_cannot_be_written_is_500),
         cmocka_unit_test(only_ids_of_16384_tokens_are_charged_before_they_come),
     };
     return cmocka_run_group_tests(tests, start, NULL);

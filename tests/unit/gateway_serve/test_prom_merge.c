@@ -3,6 +3,7 @@
 #include <string.h>
 #include "base/mem.h"
 #include "gateway/serve/prom_merge.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
 static struct prom_merge p;
@@ -76,6 +77,7 @@ static void malformed_lines_are_dropped(void **state)
     add("no sample\n}{\n9a 1\n# a comment\n\n# TYPE\n# HELP \na\na=3\nok 1", "i");
     is("no{instance=\"i\"} sample\nok{instance=\"i\"} 1\n");
     prom_merge_add(&p, "x\0y 1\n", 6, "i", 1);
+    prom_merge_add(&p, "x 1\0y\n", 6, "i", 1); // the output has no NUL
     is("no{instance=\"i\"} sample\nok{instance=\"i\"} 1\n");
 }
 
@@ -98,6 +100,49 @@ static void families_are_limited(void **state)
     assert_int_equal(p.n, PROM_MERGE_MAX_FAMILIES);
 }
 
+static void names_have_letters_digits_and_two_more_characters(void **state)
+{
+    (void)state;
+    add("a:b_9 1\n_x 2\n:y{} 3\nA 4\nz-q 5\n9a 6\n", "i");
+    is("a:b_9{instance=\"i\"} 1\n_x{instance=\"i\"} 2\n:y{instance=\"i\"} 3\nA{instance=\"i\"} "
+       "4\n");
+}
+
+static void the_first_comments_of_a_family_count(void **state)
+{
+    (void)state;
+    add("# HELP a\n# TYPE a gauge\na 1\n# EOF\n", "one"); // the shortest comment
+    add("# HELP a Two.\n# TYPE a counter\na 2\n# HELPS a 3\n", "two");
+    is("# HELP a\n# TYPE a gauge\na{instance=\"one\"} 1\na{instance=\"two\"} 2\n");
+}
+
+/* A family without samples, and one whose text is over the limit, are left out. */
+static void families_without_samples_are_left_out(void **state)
+{
+    (void)state;
+    add("# HELP a Help.\n# TYPE a gauge\nb 1\n", "i");
+    is("b{instance=\"i\"} 1\n");
+    AUTO(buf_done) struct buf b = {0};
+    buf_init(&b, 1 << 20);
+    prom_merge_write_openmetrics(&p, &b);
+    assert_string_equal(b.data, "# TYPE b unknown\nb{instance=\"i\"} 1\n# EOF\n");
+}
+
+static void without_memory_series_are_left_out(void **state)
+{
+    (void)state;
+    unsigned n = 0;
+    for (bool failed = true; failed;) {
+        prom_merge_done(&p);
+        failing_at(++n);
+        add("# HELP a Help.\n# TYPE a gauge\na 1\n", "i");
+        failed = failing_has_failed();
+        assert_true(p.n <= 1);
+    }
+    is("# HELP a Help.\n# TYPE a gauge\na{instance=\"i\"} 1\n");
+    assert_true(n > 4);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -108,6 +153,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(malformed_lines_are_dropped, begin, end),
         cmocka_unit_test_setup_teardown(instances_cannot_break_out_of_their_label, begin, end),
         cmocka_unit_test_setup_teardown(families_are_limited, begin, end),
+        cmocka_unit_test_setup_teardown(names_have_letters_digits_and_two_more_characters, begin,
+                                        end),
+        cmocka_unit_test_setup_teardown(the_first_comments_of_a_family_count, begin, end),
+        cmocka_unit_test_setup_teardown(families_without_samples_are_left_out, begin, end),
+        cmocka_unit_test_setup_teardown(without_memory_series_are_left_out, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -113,6 +113,66 @@ static void repeated_series_come_once(void **state)
     buf_done(&to);
 }
 
+/* 32 buckets, +Inf among them; lines of 127 bytes. */
+static void buckets_and_lines_are_limited(void **state)
+{
+    (void)state;
+    for (unsigned n = PROPOSER_METRICS_BUCKETS - 1; n <= PROPOSER_METRICS_BUCKETS; n++) {
+        struct buf text;
+        buf_init(&text, 1 << 16);
+        for (unsigned i = 0; i < n; i++)
+            buf_printf(&text, "tandem_drafter_round_seconds_bucket{le=\"%u\"} 1\n", i);
+        buf_puts(&text, BUCKET("+Inf") SUMS);
+        cleaned(text.data, "_sum", n < PROPOSER_METRICS_BUCKETS);
+        buf_done(&text);
+    }
+    static const char begin[] = "tandem_drafter_streams ";
+    for (size_t len = 127; len <= 128; len++) {
+        char line[160];
+        memset(line, '0', len);
+        memcpy(line, begin, strlen(begin));
+        strcpy(line + len - 1, "7\n");
+        cleaned(line, "tandem_drafter_streams 7\n", len == 127);
+    }
+}
+
+static void of_equal_bounds_the_first_counts(void **state)
+{
+    (void)state;
+    static const char once[] = BUCKET("1") BUCKET("2") BUCKET("+Inf") SUMS;
+    cleaned(BUCKET("1") BUCKET("1") BUCKET("2") BUCKET("2") BUCKET("1") BUCKET("+Inf")
+                BUCKET("+Inf") SUMS,
+            once, true);
+}
+
+static void a_histogram_needs_all_of_its_parts(void **state)
+{
+    (void)state;
+#define SUM "tandem_drafter_round_seconds_sum 0.1\n"
+#define COUNT "tandem_drafter_round_seconds_count 1\n"
+    static const struct {
+        const char *text;
+        bool whole;
+    } v[] = {{BUCKET("+Inf") SUM COUNT, true},
+             {BUCKET("+Inf") SUM, false},
+             {BUCKET("+Inf") COUNT, false},
+             {SUM COUNT, false},
+             {BUCKET("1") SUM COUNT, false},
+             {BUCKET("+Inf") "tandem_drafter_round_seconds_sum{le=\"1\"} 1\n" COUNT, false},
+             {BUCKET("+Inf") SUM "tandem_drafter_round_seconds_count{le=\"1\"} 1\n", false},
+             {"tandem_drafter_round_seconds 1\n", false},
+             {"tandem_drafter_round_seconds_bucket{le=\"\"} 1\n" SUM COUNT, false},
+             {"tandem_drafter_round_seconds_bucket 1\n" SUM COUNT, false}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct buf to;
+        buf_init(&to, 1 << 16);
+        proposer_metrics_clean(v[i].text, strlen(v[i].text), &to);
+        if ((to.len > 0) != v[i].whole)
+            fail_msg("%s gives %.*s", v[i].text, (int)to.len, to.data);
+        buf_done(&to);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -120,6 +180,9 @@ int main(void)
         cmocka_unit_test(other_series_and_malformed_lines_do_not),
         cmocka_unit_test(numbers_keep_all_their_digits),
         cmocka_unit_test(repeated_series_come_once),
+        cmocka_unit_test(buckets_and_lines_are_limited),
+        cmocka_unit_test(of_equal_bounds_the_first_counts),
+        cmocka_unit_test(a_histogram_needs_all_of_its_parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,22 +1,105 @@
-/* A hostile script in the sandbox of the template helpers. */
+/* A hostile script in the sandbox of the template helpers, and the system calls that build the
+ * sandbox, one of which fails. */
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/landlock.h>
+#include <linux/seccomp.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/mem.h"
 #include "gateway/serve/sandbox.h"
 #include "lib/lib.h"
 
 #define LIMIT_MS 60000
 
 static const struct sandbox_patience endless = {-1, INT64_MAX / 2};
+
+/* ---- the child's system calls, seen from the parent (--wrap=syscall) ---- */
+
+#define CALLS_MAX 400
+
+static struct shared {
+    long failing;        // this call fails ...
+    unsigned nth, error; // ... the nth time, with this errno
+    bool grants;         // namespaces and landlock succeed without effect, also if refused here
+    unsigned n;
+    struct {
+        long number, args[5], result;
+    } calls[CALLS_MAX];
+    unsigned short n_filter;
+    struct sock_filter filter[BPF_MAXINSNS];
+} * shared;
+
+long __real_syscall(long number, long a, long b, long c, long d, long e);
+long __wrap_syscall(long number, long a, long b, long c, long d, long e);
+
+static bool is_layer(long number)
+{
+    return number == SYS_unshare || number == SYS_landlock_create_ruleset ||
+           number == SYS_landlock_add_rule || number == SYS_landlock_restrict_self;
+}
+
+static long granted(long number, long flags)
+{
+    if (number != SYS_landlock_create_ruleset)
+        return 0;
+    return flags ? 2 : __real_syscall(SYS_dup, 0, 0, 0, 0, 0); // the version, or a descriptor
+}
+
+long __wrap_syscall(long number, long a, long b, long c, long d, long e)
+{
+    unsigned i = shared->n < CALLS_MAX - 1 ? shared->n++ : CALLS_MAX - 1;
+    shared->calls[i].number = number;
+    memcpy(shared->calls[i].args, (long[]){a, b, c, d, e}, sizeof(shared->calls[i].args));
+    if (number == SYS_prctl && a == PR_SET_SECCOMP) {
+        const struct sock_fprog *program = (const struct sock_fprog *)c;
+        shared->n_filter = program->len;
+        memcpy(shared->filter, program->filter, program->len * sizeof(struct sock_filter));
+    }
+    if (number == shared->failing && shared->nth && !--shared->nth) {
+        errno = (int)shared->error;
+        return shared->calls[i].result = -1;
+    }
+    shared->calls[i].result = shared->grants && is_layer(number)
+                                  ? granted(number, c)
+                                  : __real_syscall(number, a, b, c, d, e);
+    return shared->calls[i].result;
+}
+
+static void fail_call(long number, unsigned nth, int error)
+{
+    shared->n = shared->n_filter = 0;
+    shared->failing = number;
+    shared->error = (unsigned)error;
+    shared->nth = nth;
+}
+
+/* How often a call with these first two arguments (-1: any) was made. */
+static unsigned n_calls(long number, long a, long b)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < shared->n; i++)
+        n += shared->calls[i].number == number && (a == -1 || shared->calls[i].args[0] == a) &&
+             (b == -1 || shared->calls[i].args[1] == b);
+    return n;
+}
 
 /* Writes one line for each deed that succeeds, then "done". */
 static const char hostile[] =
@@ -226,6 +309,236 @@ static void missing_layers_have_names(void **state)
     assert_string_equal(text, "namespaces landlock seccomp");
 }
 
+static unsigned n_descriptors(void)
+{
+    unsigned n = 0;
+    DIR *d = opendir("/proc/self/fd");
+    assert_non_null(d);
+    while (readdir(d))
+        n++;
+    closedir(d);
+    return n;
+}
+
+/* Starts a script that ends immediately. */
+static int starts(unsigned *ret_missing)
+{
+    int pair[2];
+    pid_t pid;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    int rc = sandbox_start("", pair[1], &pid, ret_missing);
+    close(pair[0]);
+    close(pair[1]);
+    if (rc == 0)
+        waitpid(pid, NULL, 0);
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); // no child is left
+    return rc;
+}
+
+static void a_layer_that_is_refused_is_missing(void **state)
+{
+    (void)state;
+    static const struct {
+        long number;
+        unsigned nth, missing;
+    } v[] = {{SYS_unshare, 1, SANDBOX_NAMESPACES},
+             {SYS_landlock_create_ruleset, 1, SANDBOX_LANDLOCK},
+             {SYS_landlock_create_ruleset, 2, SANDBOX_LANDLOCK},
+             {SYS_landlock_add_rule, 1, SANDBOX_LANDLOCK},
+             {SYS_landlock_restrict_self, 1, SANDBOX_LANDLOCK},
+             {SYS_prctl, 3, SANDBOX_SECCOMP}};
+    unsigned here, missing;
+    fail_call(0, 0, 0);
+    shared->grants = true;
+    assert_int_equal(starts(&here), 0);
+    assert_int_equal(here & (SANDBOX_NAMESPACES | SANDBOX_LANDLOCK), 0);
+    assert_int_equal(n_calls(SYS_landlock_restrict_self, -1, 0), 1);
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        if (here & v[i].missing)
+            continue; // of this kernel, too
+        fail_call(v[i].number, v[i].nth, EPERM);
+        assert_int_equal(starts(&missing), 0);
+        if (missing != (here | v[i].missing))
+            fail_msg("case %zu: %u is missing", i, missing);
+    }
+    fail_call(SYS_openat, 5, ENOENT); // a folder that this system does not have
+    assert_int_equal(starts(&missing), 0);
+    assert_int_equal(missing, here);
+    fail_call(SYS_openat, 5, EACCES);
+    assert_int_equal(starts(&missing), 0);
+    assert_int_equal(missing, here | SANDBOX_LANDLOCK);
+    shared->grants = false;
+}
+
+static void a_step_that_fails_is_named(void **state)
+{
+    (void)state;
+    static const struct {
+        long number;
+        unsigned nth;
+        const char *step;
+    } v[] = {{SYS_dup3, 1, "child"},          {SYS_dup3, 2, "dup3"},
+             {SYS_dup3, 4, "dup3"},           {SYS_close_range, 1, "dup3"},
+             {SYS_prlimit64, 1, "prlimit"},   {SYS_prlimit64, 2, "prlimit"},
+             {SYS_prlimit64, 3, "prlimit"},   {SYS_prlimit64, 4, "prlimit"},
+             {SYS_prlimit64, 5, "prlimit"},   {SYS_prctl, 1, "prctl"},
+             {SYS_prctl, 2, "prctl"},         {SYS_execve, 1, "/usr/bin/python"},
+             {SYS_write, 1, "child"},         {SYS_setgroups, 1, "setresuid"},
+             {SYS_setresgid, 1, "setresuid"}, {SYS_setresuid, 1, "setresuid"}};
+    unsigned missing, before = n_descriptors();
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        char says[64];
+        if (strcmp(v[i].step, "setresuid") == 0 && geteuid() != 0)
+            continue; // there is nothing to leave
+        fail_call(v[i].number, v[i].nth, ENOLCK);
+        if (strcmp(v[i].step, "child") == 0) {
+            assert_int_equal(starts(&missing), -EIO);
+            assert_non_null(strstr(fail_text(), "of a helper: child: Input/output error"));
+            continue;
+        }
+        assert_int_equal(starts(&missing), -EIO);
+        snprintf(says, sizeof(says), "of a helper: %s: %s", v[i].step, strerror(ENOLCK));
+        if (!strstr(fail_text(), says))
+            fail_msg("case %zu: %s", i, fail_text());
+    }
+    assert_int_equal(n_descriptors(), before);
+}
+
+/* The limits and descriptors of the header, and no others. */
+static void the_layers_are_what_they_should_be(void **state)
+{
+    (void)state;
+    unsigned missing, before = n_descriptors();
+    fail_call(0, 0, 0);
+    assert_int_equal(starts(&missing), 0);
+    assert_int_equal(n_descriptors(), before);
+    assert_int_equal(
+        n_calls(SYS_unshare,
+                CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWNS | CLONE_NEWUTS, -1),
+        1);
+    assert_int_equal(n_calls(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1), 1);
+    assert_int_equal(n_calls(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL), 1);
+    assert_int_equal(n_calls(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER), 1);
+    assert_int_equal(n_calls(SYS_setpgid, 0, 0), 1);
+    for (int i = 1; i <= 64; i++)
+        assert_int_equal(n_calls(SYS_rt_sigaction, i, -1), 1);
+    assert_int_equal(n_calls(SYS_rt_sigaction, -1, -1), 64);
+    assert_int_equal(n_calls(SYS_rt_sigprocmask, SIG_SETMASK, -1), 1);
+    assert_int_equal(n_calls(SYS_close_range, 4, (long)~0u), 1);
+    assert_int_equal(n_calls(SYS_dup3, -1, 3), 1);
+    for (int i = 0; i <= 2; i++)
+        assert_int_equal(n_calls(SYS_dup3, -1, i), 1);
+    if (geteuid() == 0) {
+        assert_int_equal(n_calls(SYS_setgroups, 0, 0), 1);
+        assert_int_equal(n_calls(SYS_setresgid, 65534, 65534), 1);
+        assert_int_equal(n_calls(SYS_setresuid, 65534, 65534), 1);
+    }
+    assert_int_equal(n_calls(SYS_landlock_add_rule, -1, LANDLOCK_RULE_PATH_BENEATH),
+                     n_calls(SYS_landlock_add_rule, -1, -1));
+    if (!(missing & SANDBOX_LANDLOCK)) // the rules, of the folders that are here
+        assert_true(n_calls(SYS_landlock_add_rule, -1, -1) >= 4);
+}
+
+/* Runs the filter, as the kernel does. */
+static uint32_t filtered(uint32_t arch, long number, const uint64_t args[6])
+{
+    struct seccomp_data data = {.nr = (int)number, .arch = arch};
+    uint32_t a = 0;
+    memcpy(data.args, args, sizeof(data.args));
+    for (unsigned at = 0; at < shared->n_filter; at++) {
+        const struct sock_filter *f = &shared->filter[at];
+        if (f->code == (BPF_LD | BPF_W | BPF_ABS))
+            memcpy(&a, (char *)&data + f->k, 4);
+        else if (f->code == (BPF_JMP | BPF_JEQ | BPF_K))
+            at += a == f->k ? f->jt : f->jf;
+        else if (f->code == (BPF_JMP | BPF_JSET | BPF_K))
+            at += a & f->k ? f->jt : f->jf;
+        else if (f->code == (BPF_RET | BPF_K))
+            return f->k;
+        else
+            fail_msg("instruction %u has code %x", at, f->code);
+    }
+    fail_msg("the filter has no end");
+    return 0;
+}
+
+#if defined(__x86_64__)
+#define ARCH AUDIT_ARCH_X86_64
+#else
+#define ARCH AUDIT_ARCH_AARCH64
+#endif
+#define ANY UINT64_C(0xA5A5A5A55A5A5A5A) // no value that is checked
+
+/* The result for a call whose argument i is `value`, and the others any. */
+static bool is_allowed(long number, unsigned i, uint64_t value)
+{
+    uint64_t args[6] = {ANY, ANY, ANY, ANY, ANY, ANY};
+    args[i] = value;
+    uint32_t result = filtered(ARCH, number, args);
+    assert_true(result == SECCOMP_RET_ALLOW || result == (SECCOMP_RET_ERRNO | EPERM));
+    return result == SECCOMP_RET_ALLOW;
+}
+
+static void the_filter_allows_some_calls_only(void **state)
+{
+    (void)state;
+    static const int some[] = {SYS_read, SYS_mmap, SYS_restart_syscall, SYS_exit_group, SYS_futex},
+                     others[] = {SYS_socket,   SYS_connect, SYS_clone, SYS_kill,     SYS_ptrace,
+                                 SYS_unlinkat, SYS_setuid,  SYS_mount, SYS_execveat, SYS_bpf};
+    static const unsigned long ioctls[] = {TCGETS, FIOCLEX, FIONCLEX},
+                               fcntls[] = {F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC};
+    static const uint64_t writes[] = {O_WRONLY, O_RDWR, O_CREAT, O_TRUNC};
+    unsigned missing, n_plain = 0;
+    fail_call(0, 0, 0);
+    assert_int_equal(starts(&missing), 0);
+    assert_true(shared->n_filter > 0);
+    for (size_t i = 0; i < ARRAY_LEN(some); i++)
+        assert_true(is_allowed(some[i], 0, ANY));
+    for (size_t i = 0; i < ARRAY_LEN(others); i++)
+        assert_false(is_allowed(others[i], 0, ANY));
+    for (long i = 0; i < 1024; i++)
+        n_plain += is_allowed(i, 0, ANY);
+#ifdef __x86_64__
+    assert_int_equal(n_plain, 53);
+    assert_true(is_allowed(SYS_arch_prctl, 0, ANY));
+    assert_true(is_allowed(SYS_open, 1, O_CLOEXEC));
+    for (size_t i = 0; i < ARRAY_LEN(writes); i++)
+        assert_false(is_allowed(SYS_open, 1, writes[i]));
+#endif
+    assert_true(is_allowed(SYS_openat, 2, O_CLOEXEC | O_NOFOLLOW));
+    for (size_t i = 0; i < ARRAY_LEN(writes); i++)
+        assert_false(is_allowed(SYS_openat, 2, O_CLOEXEC | writes[i]));
+    assert_true(is_allowed(SYS_prlimit64, 2, 0));
+    assert_false(is_allowed(SYS_prlimit64, 2, 1));
+    assert_false(is_allowed(SYS_prlimit64, 2, UINT64_C(1) << 32)); // a pointer has both halves
+    for (size_t i = 0; i < ARRAY_LEN(ioctls); i++) {
+        assert_true(is_allowed(SYS_ioctl, 1, ioctls[i]));
+        assert_false(is_allowed(SYS_ioctl, 1, ioctls[i] | UINT64_C(1) << 32));
+        assert_false(is_allowed(SYS_ioctl, 0, ioctls[i]));
+    }
+    assert_false(is_allowed(SYS_ioctl, 1, FIONREAD));
+    for (size_t i = 0; i < ARRAY_LEN(fcntls); i++)
+        assert_true(is_allowed(SYS_fcntl, 1, fcntls[i]));
+    assert_false(is_allowed(SYS_fcntl, 1, F_SETOWN));
+    const uint64_t none[6] = {0};
+    assert_int_equal(filtered(ARCH ^ 1, SYS_read, none), SECCOMP_RET_KILL_PROCESS);
+    for (unsigned i = 0; i < shared->n; i++) // the address of the path of Python
+        if (shared->calls[i].number == SYS_execve) {
+            uint64_t path = (uint64_t)shared->calls[i].args[0];
+            assert_true(is_allowed(SYS_execve, 0, path));
+            assert_false(is_allowed(SYS_execve, 0, path + 1));
+            assert_false(is_allowed(SYS_execve, 0, (uint32_t)path));
+        }
+    assert_false(is_allowed(SYS_execve, 0, 0));
+}
+
+static int open_shared(void **state)
+{
+    (void)state;
+    shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    return shared == MAP_FAILED;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -235,6 +548,10 @@ int main(void)
         cmocka_unit_test(a_limit_that_cannot_be_set_is_an_error),
         cmocka_unit_test(a_child_that_is_held_is_not_awaited),
         cmocka_unit_test(missing_layers_have_names),
+        cmocka_unit_test(a_layer_that_is_refused_is_missing),
+        cmocka_unit_test(a_step_that_fails_is_named),
+        cmocka_unit_test(the_layers_are_what_they_should_be),
+        cmocka_unit_test(the_filter_allows_some_calls_only),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, open_shared, NULL);
 }

@@ -1,7 +1,9 @@
 /* A prompt finds the verifiers that have seen its prefixes, and no others. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include "gateway/upstream/affinity.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
 #define PIECES(n) ((n)*AFFINITY_PIECE)
@@ -99,6 +101,38 @@ static void unused_entries_are_replaced(void **state)
     assert_int_equal(seen_by(a, left, 0), 0);
 }
 
+/* A set holds four prompts. Hashes are chosen here, so that all are in one set. */
+static void of_a_full_set_the_one_unused_for_longest_goes(void **state)
+{
+    (void)state;
+    AUTO(affinity_free) struct affinity *a = NULL;
+    assert_int_equal(affinity_new(&a), 0);
+    struct affinity_prompt p[6];
+    for (unsigned i = 0; i < ARRAY_LEN(p); i++)
+        p[i] = (struct affinity_prompt){.n = 1, .hashes = {(uint64_t)(i + 1) << 32}};
+    for (unsigned i = 0; i < 4; i++)
+        affinity_note(a, &p[i], i);
+    affinity_note(a, &p[0], 5); // used again
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(seen_by(a, p[i], i), 1);
+    assert_int_equal(seen_by(a, p[0], 5), 1);
+    affinity_note(a, &p[4], 4); // in place of 1
+    affinity_note(a, &p[5], 5); // in place of 2
+    static const unsigned found[] = {1, 0, 0, 1, 1, 1};
+    for (unsigned i = 0; i < ARRAY_LEN(p); i++)
+        assert_int_equal(seen_by(a, p[i], i), found[i]);
+    assert_int_equal(seen_by(a, p[4], 1), 0); // nothing stays of the replaced one
+}
+
+static void a_failed_allocation_is_an_error(void **state)
+{
+    (void)state;
+    struct affinity *a = NULL;
+    failing_at(1);
+    assert_int_equal(affinity_new(&a), -ENOMEM);
+    assert_true(failing_has_failed());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -107,6 +141,8 @@ int main(void)
         cmocka_unit_test(each_verifier_has_its_own_prefix_length),
         cmocka_unit_test(tenants_share_no_prefix),
         cmocka_unit_test(unused_entries_are_replaced),
+        cmocka_unit_test(of_a_full_set_the_one_unused_for_longest_goes),
+        cmocka_unit_test(a_failed_allocation_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
  * verifiers. */
 #include <errno.h>
 #include "gateway/upstream/committed.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
 #define MANY 1000
@@ -121,6 +122,53 @@ static void without_memory_the_answer_continues_but_is_not_kept(void **state)
     assert_null(c->choices[1].ids);
 }
 
+/* Capacities double from 64; only the difference is asked for. */
+static void memory_is_asked_for_as_it_is_needed(void **state)
+{
+    static const struct {
+        uint32_t n;
+        size_t held;
+    } v[] = {{1, 64}, {63, 64}, {1, 128}, {0, 128}, {200, 512}};
+    struct committed *c = *state;
+    uint32_t n = 0;
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        assert_int_equal(take(c, 0, n, v[i].n, 1), v[i].n);
+        n += v[i].n;
+        assert_int_equal(held, v[i].held * sizeof(uint32_t));
+        assert_int_equal(committed_bytes(n), held);
+    }
+    assert_int_equal(committed_bytes(0), 64 * sizeof(uint32_t));
+    assert_int_equal(committed_bytes(64), 64 * sizeof(uint32_t));
+    assert_int_equal(committed_bytes(65), 128 * sizeof(uint32_t));
+}
+
+static void the_last_known_round_stays(void **state)
+{
+    struct committed *c = *state;
+    take(c, 0, 0, 1, 5);
+    take(c, 0, 1, 1, 0); // unknown
+    assert_int_equal(c->choices[0].round, 5);
+}
+
+static void failed_allocations_are_survived(void **state)
+{
+    struct committed *c = *state, other = {0};
+    failing_at(1);
+    assert_int_equal(committed_init(&other, 2), -ENOMEM);
+    assert_true(failing_has_failed());
+    committed_done(&other);
+    take(c, 0, 0, 64, 1);
+    failing_at(1);
+    assert_int_equal(take(c, 0, 64, 1, 1), 1); // the answer runs on
+    assert_true(failing_has_failed());
+    assert_true(c->is_partial);
+    for (unsigned n = 1; n <= 2; n++) {
+        failing_at(n);
+        assert_null(committed_pack(c, rpc_text("fp")));
+        assert_true(failing_has_failed());
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -129,6 +177,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(other_tokens_than_before_are_an_error, start, end),
         cmocka_unit_test_setup_teardown(without_memory_the_answer_continues_but_is_not_kept, start,
                                         end),
+        cmocka_unit_test_setup_teardown(memory_is_asked_for_as_it_is_needed, start, end),
+        cmocka_unit_test_setup_teardown(the_last_known_round_stays, start, end),
+        cmocka_unit_test_setup_teardown(failed_allocations_are_survived, start, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

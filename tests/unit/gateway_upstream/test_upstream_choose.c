@@ -1,6 +1,7 @@
 /* test_upstream_choose.c - which verifier owns a model name, and who may get a request. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include "base/err.h"
 #include "gateway/upstream/upstream_impl.h"
 #include "lib/lib.h"
@@ -107,6 +108,145 @@ static void a_request_waits_while_the_owner_of_the_name_is_away(void **state)
     assert_int_equal(upstream_choose_error(u, "model"), -EHOSTDOWN);
 }
 
+/* ---- the choice ---- */
+
+/* Both are ready with one model; as many requests run at them. */
+static void both_ready(struct upstream *u, unsigned n_first, unsigned n_second)
+{
+    new_info.fingerprint = rpc_text("fp_old");
+    u->verifiers[NEWCOMER].state = UPSTREAM_READY;
+    u->verifiers[NEWCOMER].other_model = false;
+    atomic_store(&u->verifiers[0].n_requests, n_first);
+    atomic_store(&u->verifiers[1].n_requests, n_second);
+}
+
+static void the_first_of_the_least_loaded_is_chosen(void **state)
+{
+    static const struct {
+        unsigned n_first, n_second, chosen;
+    } v[] = {{0, 0, 0}, {1, 1, 0}, {1, 0, 1}, {0, 1, 0}};
+    struct upstream *u = *state;
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        both_ready(u, v[i].n_first, v[i].n_second);
+        assert_ptr_equal(upstream_choose(u, &(struct upstream_want){0}),
+                         &u->verifiers[v[i].chosen]);
+    }
+}
+
+/* 2 x the least load + 2 is the limit of the other one. */
+static void a_longer_prefix_wins_within_a_limit(void **state)
+{
+    static const struct {
+        unsigned n_first, n_second, first_pieces, second_pieces, chosen;
+    } v[] = {{0, 2, 0, 1, 1}, {0, 3, 0, 1, 0}, {1, 4, 0, 1, 1}, {1, 5, 0, 1, 0},
+             {0, 0, 1, 1, 0}, {0, 0, 2, 3, 1}, {0, 0, 3, 2, 0}, {1, 0, 2, 2, 1}};
+    struct upstream *u = *state;
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct affinity_prompt whole = {.n = 3, .hashes = {11, 12, 13}}, part = whole;
+        const struct upstream_want want = {.prompt = &whole};
+        assert_int_equal(affinity_new(&u->affinity), 0);
+        both_ready(u, v[i].n_first, v[i].n_second);
+        part.n = v[i].first_pieces;
+        affinity_note(u->affinity, &part, 0);
+        part.n = v[i].second_pieces;
+        affinity_note(u->affinity, &part, 1);
+        if (upstream_choose(u, &want) != &u->verifiers[v[i].chosen])
+            fail_msg("case %zu", i);
+        affinity_free(u->affinity);
+    }
+}
+
+static void what_a_request_requires_is_kept(void **state)
+{
+    struct upstream *u = *state;
+    const struct verifier *first = &u->verifiers[0], *second = &u->verifiers[1];
+    both_ready(u, 0, 0);
+    old_info.continues = false;
+    new_info.continues = true;
+    assert_ptr_equal(upstream_choose(u, &(struct upstream_want){.continues = true}), second);
+    assert_ptr_equal(upstream_choose(u, &(struct upstream_want){.except = 1}), second);
+    assert_ptr_equal(upstream_choose(u, &(struct upstream_want){.except = 2}), first);
+    assert_null(upstream_choose(u, &(struct upstream_want){.except = 3}));
+    new_info.name = rpc_text("other");
+    static const struct {
+        const char *model;
+        int chosen; // -1: none
+    } v[] = {{NULL, 0},    {"", 0},      {"default", 0}, {"model", 0},
+             {"other", 1}, {"othe", -1}, {"others", -1}, {"Model", -1}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct upstream_want want = {.model = v[i].model};
+        assert_ptr_equal(upstream_choose(u, &want),
+                         v[i].chosen < 0 ? NULL : &u->verifiers[v[i].chosen]);
+    }
+    const struct upstream_want like = {.like = &new_model}, old = {.like = &old_model};
+    assert_ptr_equal(upstream_choose(u, &like), second);
+    assert_ptr_equal(upstream_choose(u, &old), first);
+}
+
+/* Each state of the only verifier, with its model or before the first answer. */
+static void a_request_that_finds_none_is_told_why(void **state)
+{
+    static const struct {
+        enum upstream_state state;
+        bool known, other_model;
+        const char *model;
+        int rc;
+        const char *says;
+        bool waits;
+    } v[] = {
+        {UPSTREAM_UNKNOWN, false, false, "model", -EAGAIN, "the verifier has not answered yet",
+         true},
+        {UPSTREAM_LOADING, true, false, "model", -EAGAIN, "the model is still loading (25 %)",
+         true},
+        {UPSTREAM_LOADING, true, false, "no", -EHOSTDOWN, UPSTREAM_UNREACHED, false},
+        {UPSTREAM_DOWN, false, false, "model", -EHOSTDOWN, UPSTREAM_UNREACHED, false},
+        {UPSTREAM_DOWN, true, false, "model", -EHOSTDOWN, UPSTREAM_UNREACHED, false},
+        {UPSTREAM_DRAINING, true, false, "model", -EHOSTDOWN, "the verifier is shutting down",
+         false},
+        {UPSTREAM_REFUSED, true, false, "model", -EHOSTDOWN, "it speaks another version", false},
+        {UPSTREAM_REFUSED, true, true, "model", -EAGAIN, UPSTREAM_UNREACHED, true},
+        {UPSTREAM_REFUSED, true, true, "no", -EHOSTDOWN, UPSTREAM_UNREACHED, false},
+        {UPSTREAM_READY, true, false, "no", -ENOENT, "the model 'no' is not served here", false},
+    };
+    struct upstream *u = *state;
+    u->n = 1;
+    old_info.progress = 0.25f;
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct verifier *w = &u->verifiers[0];
+        *w = (struct verifier){.u = u,
+                               .state = v[i].state,
+                               .model = v[i].known ? &old_model : NULL,
+                               .other_model = v[i].other_model,
+                               .problem = "it speaks another version"};
+        int rc = upstream_choose_error(u, v[i].model);
+        if (rc != v[i].rc || strcmp(fail_text(), v[i].says) != 0)
+            fail_msg("case %zu: %d %s", i, rc, fail_text());
+        assert_int_equal(upstream_choose_waits(u, v[i].model), v[i].waits);
+    }
+}
+
+/* A second verifier may be about to serve the model that the first one does not. */
+static void another_verifier_that_may_serve_the_model_is_waited_for(void **state)
+{
+    struct upstream *u = *state;
+    Tandem__V1__ModelInfo nameless = TANDEM__V1__MODEL_INFO__INIT;
+    const struct upstream_model loading = {&nameless};
+    struct verifier *second = &u->verifiers[1];
+    *second = (struct verifier){.u = u, .state = UPSTREAM_UNKNOWN};
+    assert_int_equal(upstream_choose_error(u, "other"), -EAGAIN);
+    assert_true(upstream_choose_waits(u, "other"));
+    assert_false(upstream_choose_waits(u, "model")); // served by the first
+    second->state = UPSTREAM_LOADING;
+    second->model = &loading; // its name is not known yet
+    assert_int_equal(upstream_choose_error(u, "other"), -EAGAIN);
+    assert_true(upstream_choose_waits(u, "other"));
+    second->state = UPSTREAM_DOWN;
+    assert_int_equal(upstream_choose_error(u, "other"), -ENOENT);
+    new_info.name = rpc_text("other");
+    second->model = &new_model; // it did serve it
+    assert_int_equal(upstream_choose_error(u, "other"), -EHOSTDOWN);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, start, end)
 
 int main(void)
@@ -118,6 +258,11 @@ int main(void)
         TEST(an_owner_is_known_by_its_name_and_fingerprint),
         TEST(an_answer_may_continue_at_a_verifier_refused_for_its_fingerprint),
         TEST(a_request_waits_while_the_owner_of_the_name_is_away),
+        TEST(the_first_of_the_least_loaded_is_chosen),
+        TEST(a_longer_prefix_wins_within_a_limit),
+        TEST(what_a_request_requires_is_kept),
+        TEST(a_request_that_finds_none_is_told_why),
+        TEST(another_verifier_that_may_serve_the_model_is_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

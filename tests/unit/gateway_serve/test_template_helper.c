@@ -1,0 +1,241 @@
+/* test_template_helper.c - helpers of chat templates that misbehave. Each is a child of this test
+ * that plays a part (--wrap=sandbox_start). */
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "base/err.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "gateway/serve/sandbox.h"
+#include "gateway/serve/template.h"
+#include "lib/fakes/failing.h"
+#include "lib/lib.h"
+#include "lib/rigs/logged.h"
+
+/* ---- helpers ---- */
+
+/* What the helper does after it has read a request; a helper plays its part for ever. */
+enum part { GOOD, DIES, BROKEN, NO_JSON, NO_TEXT, TWO_LINES, HALF, SLOW, UNREADY, NONE };
+
+static enum part parts[8]; // of the helpers, in the order of their start; the last one repeats
+static atomic_uint n_started;
+static unsigned missing_layers;
+
+int __wrap_sandbox_start(const char *script, int fd, pid_t *ret_pid, unsigned *ret_missing);
+
+static void say(int fd, const char *text)
+{
+    if (write(fd, text, strlen(text)) < 0)
+        _exit(1);
+}
+
+static void play(int fd, enum part part)
+{
+    char line[4096];
+    if (part == UNREADY)
+        _exit(0);
+    say(fd, "ready\n");
+    while (read(fd, line, sizeof(line)) > 0) {
+        if (part == DIES)
+            _exit(0);
+        else if (part == SLOW)
+            pause();
+        else if (part == HALF)
+            say(fd, "{\"text\":"), _exit(0);
+        say(fd, part == GOOD        ? "{\"text\":\"fine\"}\n"
+                : part == BROKEN    ? "{\"error\":\"as you asked\"}\n"
+                : part == NO_JSON   ? "fine\n"
+                : part == TWO_LINES ? "{\"text\":\"fine\"}\n{}"
+                                    : "{\"texts\":\"fine\"}\n");
+    }
+    _exit(0);
+}
+
+int __wrap_sandbox_start(const char *script, int fd, pid_t *ret_pid, unsigned *ret_missing)
+{
+    unsigned i = atomic_fetch_add(&n_started, 1);
+    enum part part = parts[i < ARRAY_LEN(parts) ? i : ARRAY_LEN(parts) - 1];
+    assert_non_null(strstr(script, "jinja2"));
+    if (part == NONE)
+        return fail(-EIO, "template: no helper today");
+    *ret_missing = missing_layers;
+    *ret_pid = _Fork();
+    if (*ret_pid == 0)
+        play(fd, part);
+    return 0;
+}
+
+/* ---- one rendering ---- */
+
+static struct {
+    pthread_mutex_t mu;
+    pthread_cond_t cv;
+    bool here;
+    int err;
+    char text[256];
+} outcome = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0, ""};
+
+static void keep(void *user, int err, const char *text, size_t len)
+{
+    assert_ptr_equal(user, &outcome);
+    pthread_mutex_lock(&outcome.mu);
+    outcome.err = err;
+    snprintf(outcome.text, sizeof(outcome.text), "%.*s", (int)len, text);
+    outcome.here = true;
+    pthread_cond_signal(&outcome.cv);
+    pthread_mutex_unlock(&outcome.mu);
+}
+
+/* Whether the rendering has this result. */
+static bool renders(struct template *t, int err, const char *text)
+{
+    outcome.here = false;
+    assert_int_equal(template_render(t, "x", 1, "{}", 0, keep, &outcome), 0);
+    pthread_mutex_lock(&outcome.mu);
+    while (!outcome.here)
+        pthread_cond_wait(&outcome.cv, &outcome.mu);
+    pthread_mutex_unlock(&outcome.mu);
+    return outcome.err == err && strcmp(outcome.text, text) == 0;
+}
+
+static unsigned n_descriptors(void)
+{
+    unsigned n = 0;
+    DIR *d = opendir("/proc/self/fd");
+    assert_non_null(d);
+    while (readdir(d))
+        n++;
+    closedir(d);
+    return n;
+}
+
+#define FAILED "the helper process of the chat template failed"
+
+static void each_failure_has_its_error(void **state)
+{
+    (void)state;
+    static const struct {
+        enum part first, later; // of the first helper, and of all others
+        int err;
+        const char *text, *log;
+        unsigned n_logged, n_helpers; // after a second rendering
+    } v[] = {
+        {GOOD, GOOD, 0, "fine", "killed", 0, 1},
+        {BROKEN, BROKEN, -EINVAL, "as you asked", "killed", 0, 1},
+        {NO_JSON, GOOD, -EINVAL, FAILED, "killed reason=broken", 1, 2},
+        {NO_TEXT, GOOD, -EINVAL, FAILED, "killed reason=broken", 1, 2},
+        {TWO_LINES, GOOD, -EINVAL, FAILED, "killed reason=broken", 1, 2},
+        {HALF, GOOD, -EINVAL, FAILED, "killed reason=broken", 1, 2},
+        {SLOW, GOOD, -EINVAL, "the chat template took longer than 0.2 s", "killed reason=time", 1,
+         1},
+        {DIES, GOOD, 0, "fine", "killed reason=died", 1, 2},
+        {DIES, DIES, -EINVAL, FAILED, "killed reason=died", 2, 4},
+        {NONE, NONE, -EIO, "template: no helper today", "template: no helper today", 3, 3},
+        {UNREADY, UNREADY, -EIO,
+         "template: the helper does not start; is python3-jinja2 installed?", "does not start", 3,
+         3},
+    };
+    unsigned before = n_descriptors();
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct template *t = NULL;
+        parts[0] = v[i].first;
+        for (size_t j = 1; j < ARRAY_LEN(parts); j++)
+            parts[j] = v[i].later;
+        atomic_store(&n_started, 0);
+        logged_begin();
+        bool slow = v[i].first == SLOW; // the others have time, also on a busy machine
+        assert_int_equal(template_new(1, slow ? 200 : 60000, &t), 0);
+        bool ok = renders(t, v[i].err, v[i].text);
+        if (ok && !slow)
+            ok = renders(t, v[i].later == GOOD ? 0 : v[i].err,
+                         v[i].later == GOOD ? "fine" : v[i].text);
+        template_free(t);
+        const char *log = logged_end();
+        if (!ok)
+            fail_msg("case %zu: %d %s", i, outcome.err, outcome.text);
+        unsigned n_logged = v[i].n_logged * (v[i].later == DIES ? 2 : 1);
+        if (logged_count(log, v[i].log) != n_logged || atomic_load(&n_started) != v[i].n_helpers)
+            fail_msg("case %zu: %u helpers, log: %s", i, atomic_load(&n_started), log);
+        assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); // no child is left
+        assert_int_equal(errno, ECHILD);
+    }
+    assert_int_equal(n_descriptors(), before);
+}
+
+static void missing_layers_are_one_warning(void **state)
+{
+    (void)state;
+    struct template *t = NULL;
+    for (size_t j = 0; j < ARRAY_LEN(parts); j++)
+        parts[j] = GOOD;
+    logged_begin();
+    for (unsigned i = 0; i < 3; i++) {
+        missing_layers = i ? SANDBOX_LANDLOCK : 0;
+        assert_int_equal(template_new(1, 20000, &t), 0);
+        assert_true(renders(t, 0, "fine"));
+        template_free(t);
+    }
+    const char *log = logged_end();
+    assert_int_equal(logged_count(log, "without some layers"), 1);
+    assert_int_equal(logged_count(log, "missing=\"landlock\""), 1);
+    missing_layers = 0;
+}
+
+static void a_stop_ends_a_start_and_a_rendering(void **state)
+{
+    (void)state;
+    struct template *t = NULL;
+    for (size_t j = 0; j < ARRAY_LEN(parts); j++)
+        parts[j] = SLOW;
+    assert_int_equal(template_new(1, 600000, &t), 0);
+    outcome.here = false;
+    assert_int_equal(template_render(t, "x", 1, "{}", -1, keep, &outcome), 0);
+    template_stop(t);
+    template_free(t);
+    assert_true(outcome.here);
+    assert_int_equal(outcome.err, -ECANCELED);
+    assert_string_equal(outcome.text, "the server is shutting down");
+    template_free(NULL);
+}
+
+static void failed_allocations_are_errors(void **state)
+{
+    (void)state;
+    struct template *t = NULL;
+    unsigned before = n_descriptors();
+    for (unsigned n = 1; n <= 2; n++) {
+        failing_at(n);
+        assert_int_equal(template_new(1, 200, &t), -ENOMEM);
+        assert_true(failing_has_failed());
+    }
+    assert_int_equal(n_descriptors(), before);
+    for (size_t j = 0; j < ARRAY_LEN(parts); j++)
+        parts[j] = GOOD;
+    assert_int_equal(template_new(1, 20000, &t), 0);
+    assert_true(renders(t, 0, "fine"));
+    failing_at(1);
+    assert_int_equal(template_render(t, "x", 1, "{}", 0, keep, &outcome), -ENOMEM);
+    failing_at(2);
+    assert_int_equal(template_render(t, "x", 1, "{}", 0, keep, &outcome), -ENOMEM);
+    failing_at(0);
+    template_free(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_failure_has_its_error),
+        cmocka_unit_test(missing_layers_are_one_warning),
+        cmocka_unit_test(a_stop_ends_a_start_and_a_rendering),
+        cmocka_unit_test(failed_allocations_are_errors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

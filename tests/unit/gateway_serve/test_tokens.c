@@ -1,0 +1,222 @@
+/* test_tokens.c - /tokenize and /detokenize. The verifier's answers are made here
+ * (--wrap=upstream_unary). */
+#include <stdlib.h>
+#include <string.h>
+#include "gateway/http/http_request.h"
+#include "gateway/serve/tokens.h"
+#include "gateway/upstream/upstream_impl.h"
+#include "lib/lib.h"
+
+#define MEMORY 4000 // of requests; one may use half of it
+
+/* ---- fakes ---- */
+
+static struct {
+    unsigned n;
+    char path[64];
+    bool parse_special, add_bos, render_special;
+    char text[64];
+    uint32_t ids[4];
+    size_t n_ids;
+    unary_calls_done *done;
+    void *user;
+} asked;
+
+void __wrap_upstream_unary(struct verifier *v, const char *path, int64_t timeout_us,
+                           const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
+                           unary_calls_done *done, void *user);
+void __wrap_upstream_unary(struct verifier *v, const char *path, int64_t timeout_us,
+                           const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
+                           unary_calls_done *done, void *user)
+{
+    assert_int_equal(upstream_index(v), 0);
+    assert_int_equal(timeout_us, 10000000);
+    asked.n++;
+    asked.done = done;
+    asked.user = user;
+    snprintf(asked.path, sizeof(asked.path), "%s", path);
+    if (reply == &tandem__v1__tokenize_reply__descriptor) {
+        const Tandem__V1__TokenizeRequest *m = (const Tandem__V1__TokenizeRequest *)request;
+        asked.parse_special = m->parse_special;
+        asked.add_bos = m->add_bos;
+        snprintf(asked.text, sizeof(asked.text), "%.*s", (int)m->text.len, (char *)m->text.data);
+    } else {
+        const Tandem__V1__DetokenizeRequest *m = (const Tandem__V1__DetokenizeRequest *)request;
+        assert_ptr_equal(reply, &tandem__v1__detokenize_reply__descriptor);
+        asked.render_special = m->render_special;
+        asked.n_ids = m->n_ids;
+        memcpy(asked.ids, m->ids, m->n_ids * sizeof(*m->ids));
+    }
+}
+
+/* ---- a gateway with one verifier ---- */
+
+static struct gateway g;
+static struct upstream u;
+static struct http_server server;
+static struct http_request *r;
+static Tandem__V1__ModelInfo info;
+static struct { // as a snapshot of upstream.c
+    struct upstream_model model;
+    atomic_uint n_refs;
+    void *unused;
+} snapshot;
+
+static int start(void **state)
+{
+    (void)state;
+    asked.n = 0;
+    tandem__v1__model_info__init(&info);
+    info.name = rpc_text("m");
+    snapshot.model.info = &info;
+    atomic_init(&snapshot.n_refs, 1);
+    u = (struct upstream){.n = 1, .mu = PTHREAD_MUTEX_INITIALIZER};
+    u.verifiers[0] = (struct verifier){
+        .u = &u, .target = (char *)"unix:/a", .state = UPSTREAM_READY, .model = &snapshot.model};
+    g = (struct gateway){.upstream = &u};
+    assert_int_equal(request_memory_new(MEMORY, &server.memory), 0);
+    r = calloc(1, sizeof(*r));
+    *r = (struct http_request){.s = &server, .id = "id-1"};
+    atomic_init(&r->n_refs, 1);
+    pthread_mutex_init(&r->mu, NULL);
+    buf_init(&r->body, 1 << 16);
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    assert_int_equal(atomic_load(&r->n_refs), 1);
+    assert_int_equal(atomic_load(&snapshot.n_refs), 1);
+    assert_int_equal(atomic_load(&u.verifiers[0].n_requests), 0);
+    http_unref(r);
+    assert_int_equal(request_memory_used(server.memory), 0);
+    request_memory_free(server.memory);
+    return 0;
+}
+
+static void encode(const char *body)
+{
+    r->answer = NONE;
+    buf_init(&r->body, 1 << 16);
+    buf_puts(&r->body, body);
+    tokens_encode(&g, r);
+    assert_null(r->body.data); // freed once it is parsed
+}
+
+static void decode(const char *body)
+{
+    r->answer = NONE;
+    buf_init(&r->body, 1 << 16);
+    buf_puts(&r->body, body);
+    tokens_decode(&g, r);
+}
+
+static void replies(const ProtobufCMessage *m)
+{
+    struct rpc_msg *msg = rpc_pack(m);
+    ProtobufCMessage *copy = rpc_unpack(m->descriptor, msg);
+    rpc_msg_free(msg);
+    asked.done(asked.user, &(struct rpc_status){.code = RPC_OK}, copy);
+}
+
+static void is(int status, const char *part)
+{
+    assert_int_equal(r->status, status);
+    if (!memmem(r->out.data, r->out.len, part, strlen(part)))
+        fail_msg("no %s in %.*s", part, (int)r->out.len, r->out.data);
+}
+
+/* ---- tests ---- */
+
+static void every_id_is_written_in_full(void **state)
+{
+    (void)state;
+    static uint32_t ids[] = {0, 9, 10, 99, 100, 4294967295u, 1};
+    Tandem__V1__TokenizeReply m = TANDEM__V1__TOKENIZE_REPLY__INIT;
+    m.ids = ids;
+    m.n_ids = ARRAY_LEN(ids);
+    encode("{\"prompt\":\"some text\"}");
+    assert_string_equal(asked.path, "/tandem.v1.Verifier/Tokenize");
+    assert_string_equal(asked.text, "some text");
+    assert_true(asked.parse_special);
+    assert_true(asked.add_bos);
+    assert_int_equal(r->status, 0);
+    replies(&m.base);
+    is(200, "{\"count\":7,\"tokens\":[0,9,10,99,100,4294967295,1]}\n");
+    encode("{\"prompt\":\"x\",\"add_special_tokens\":false}");
+    assert_false(asked.add_bos);
+    replies(&m.base);
+    encode("{\"prompt\":\"x\",\"add_special_tokens\":true,\"model\":\"m\"}");
+    assert_true(asked.add_bos);
+    m.n_ids = 0;
+    replies(&m.base);
+    is(200, "{\"count\":0,\"tokens\":[]}\n");
+}
+
+static void ids_become_text(void **state)
+{
+    (void)state;
+    Tandem__V1__DetokenizeReply m = TANDEM__V1__DETOKENIZE_REPLY__INIT;
+    m.text = rpc_text("a \"b\"");
+    decode("{\"tokens\":[5,6,7]}");
+    assert_string_equal(asked.path, "/tandem.v1.Verifier/Detokenize");
+    assert_int_equal(asked.n_ids, 3);
+    assert_int_equal(asked.ids[2], 7);
+    assert_true(asked.render_special);
+    replies(&m.base);
+    is(200, "{\"prompt\":\"a \\\"b\\\"\"}\n");
+}
+
+static void errors_have_their_status(void **state)
+{
+    (void)state;
+    encode("{}");
+    is(400, "prompt is missing");
+    encode("{\"prompt\":\"x\",\"model\":\"no\"}");
+    is(404, "\"param\":\"model\",\"code\":\"model_not_found\"");
+    u.verifiers[0].state = UPSTREAM_DOWN;
+    encode("{\"prompt\":\"x\"}");
+    is(503, "\"param\":null");
+    decode("{\"tokens\":[1]}");
+    is(503, UPSTREAM_UNREACHED);
+    u.verifiers[0].state = UPSTREAM_READY;
+    assert_int_equal(asked.n, 0);
+    encode("{\"prompt\":\"x\"}");
+    asked.done(asked.user, &(struct rpc_status){RPC_INVALID_ARGUMENT, "as you asked"}, NULL);
+    is(400, "as you asked");
+    encode("{\"prompt\":\"x\"}");
+    asked.done(asked.user, &(struct rpc_status){RPC_UNAVAILABLE, "socket 7"}, NULL);
+    is(503, UPSTREAM_UNREACHED);
+    assert_null(memmem(r->out.data, r->out.len, "socket", 6));
+}
+
+/* Ids and their JSON take 8 times the reply; more than half of the memory is refused. */
+static void an_answer_must_find_memory(void **state)
+{
+    (void)state;
+    static uint32_t ids[300];
+    Tandem__V1__TokenizeReply m = TANDEM__V1__TOKENIZE_REPLY__INIT;
+    m.ids = ids;
+    m.n_ids = MEMORY / 2 / 8 - 3; // 3 more bytes of the message
+    encode("{\"prompt\":\"x\"}");
+    replies(&m.base);
+    is(200, "\"count\":247");
+    m.n_ids++;
+    encode("{\"prompt\":\"x\"}");
+    replies(&m.base);
+    is(413, "half of max_bodies_mib");
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, start, end)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(every_id_is_written_in_full),
+        CASE(ids_become_text),
+        CASE(errors_have_their_status),
+        CASE(an_answer_must_find_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,296 @@
+/* test_upstream.c - what the gateway knows of its verifiers, and the requests that wait for one.
+ * The verifiers are fakes (lib/fakes/fake_verifier.h). */
+#include <errno.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "gateway/upstream/upstream_impl.h"
+#include "lib/fakes/failing.h"
+#include "lib/fakes/fake_verifier.h"
+#include "lib/lib.h"
+
+#define WAIT_MS 20000
+#define MAX_WAITERS 4096
+
+static const struct upstream_patience patience = {1000000, 2000000};
+static char folder[64], address[100];
+
+static int make_folder(void **state)
+{
+    (void)state;
+    snprintf(folder, sizeof(folder), "/tmp/tandem-test-upstream-XXXXXX");
+    snprintf(address, sizeof(address), "unix:%s/v.sock", mkdtemp(folder));
+    return 0;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    unlink(address + 5);
+    return rmdir(folder);
+}
+
+static struct upstream *upstream_of(const char *first)
+{
+    const char *targets[] = {first};
+    struct upstream *u = NULL;
+    if (upstream_new(targets, 1, &patience, &u) < 0)
+        fail_msg("%s", fail_text());
+    return u;
+}
+
+static enum upstream_state state_of(struct upstream *u)
+{
+    char problem[FAIL_TEXT_MAX];
+    const struct upstream_model *model;
+    enum upstream_state s = upstream_state(upstream_at(u, 0), &model, problem);
+    upstream_model_unref(model);
+    return s;
+}
+
+static void until(struct upstream *u, enum upstream_state s)
+{
+    for (unsigned i = 0; i < WAIT_MS && state_of(u) != s; i++)
+        poll(NULL, 0, 1);
+    assert_int_equal(state_of(u), s);
+}
+
+static void the_last_answer_is_the_state(void **state)
+{
+    (void)state;
+    static const struct {
+        Tandem__V1__ModelInfo__State reported;
+        enum upstream_state is;
+        const char *name;
+    } v[] = {{TANDEM__V1__MODEL_INFO__STATE__LOADING, UPSTREAM_LOADING, "loading"},
+             {TANDEM__V1__MODEL_INFO__STATE__READY, UPSTREAM_READY, "ready"},
+             {TANDEM__V1__MODEL_INFO__STATE__DRAINING, UPSTREAM_DRAINING, "draining"},
+             {TANDEM__V1__MODEL_INFO__STATE__READY, UPSTREAM_READY, "ready"}};
+    struct fake_verifier *f = fake_verifier_start(address);
+    AUTO(upstream_free) struct upstream *u = upstream_of(address);
+    struct verifier *w = upstream_at(u, 0);
+    assert_int_equal(upstream_n(u), 1);
+    assert_int_equal(upstream_index(w), 0);
+    assert_string_equal(upstream_target(w), address);
+    assert_non_null(upstream_client(w));
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        fake_verifier_state(f, v[i].reported, 0.5f);
+        until(u, v[i].is);
+        assert_string_equal(upstream_state_name(v[i].is), v[i].name);
+    }
+    fake_verifier_protocol(f, 7);
+    until(u, UPSTREAM_REFUSED);
+    char problem[FAIL_TEXT_MAX];
+    const struct upstream_model *model;
+    upstream_state(w, &model, problem);
+    assert_string_equal(problem, "the verifier speaks protocol version 7, this gateway version 1");
+    assert_int_equal(model->info->name.len, strlen("fake/model")); // the last known one
+    upstream_model_unref(model);
+    fake_verifier_protocol(f, 1);
+    until(u, UPSTREAM_READY);
+    upstream_state(w, &model, problem);
+    assert_string_equal(problem, "");
+    upstream_model_unref(model);
+    fake_verifier_stop(f);
+    until(u, UPSTREAM_DOWN);
+    upstream_state(w, &model, problem);
+    assert_true(*problem && model);
+    upstream_model_unref(model);
+    assert_string_equal(upstream_state_name(UPSTREAM_UNKNOWN), "starting");
+    assert_string_equal(upstream_state_name(UPSTREAM_DOWN), "down");
+    assert_string_equal(upstream_state_name(UPSTREAM_REFUSED), "refused");
+}
+
+static void requests_are_counted(void **state)
+{
+    (void)state;
+    struct fake_verifier *f = fake_verifier_start(address);
+    AUTO(upstream_free) struct upstream *u = upstream_of(address);
+    struct affinity_prompt prompt = {.n = 1, .hashes = {9}};
+    const struct upstream_want want = {.model = "fake/model", .prompt = &prompt};
+    const struct upstream_model *model;
+    struct verifier *v;
+    unsigned pieces[1];
+    until(u, UPSTREAM_READY);
+    for (unsigned i = 1; i <= 2; i++) {
+        assert_int_equal(upstream_take(u, &want, &v, &model), 0);
+        assert_int_equal(atomic_load(&v->n_requests), i);
+        assert_memory_equal(model->info->fingerprint.data, "fp_fake", 7);
+        upstream_model_unref(model);
+    }
+    affinity_find(u->affinity, &prompt, 1, pieces);
+    assert_int_equal(pieces[0], 1);
+    upstream_release(v);
+    upstream_release(v);
+    upstream_release(NULL);
+    assert_int_equal(atomic_load(&v->n_requests), 0);
+    assert_int_equal(upstream_take(u, &(struct upstream_want){.model = "no"}, &v, &model), -ENOENT);
+    fake_verifier_stop(f);
+}
+
+/* ---- waiting ---- */
+
+static atomic_uint n_called;
+
+static void called(void *user)
+{
+    (void)user;
+    atomic_fetch_add(&n_called, 1);
+}
+
+static bool until_called(unsigned n)
+{
+    for (unsigned i = 0; i < WAIT_MS && atomic_load(&n_called) != n; i++)
+        poll(NULL, 0, 1);
+    return atomic_load(&n_called) == n;
+}
+
+static void a_waiter_is_called_when_the_model_is_loaded(void **state)
+{
+    (void)state;
+    n_called = 0;
+    struct fake_verifier *f = fake_verifier_start(address);
+    fake_verifier_state(f, TANDEM__V1__MODEL_INFO__STATE__LOADING, 0.5f);
+    AUTO(upstream_free) struct upstream *u = upstream_of(address);
+    until(u, UPSTREAM_LOADING);
+    assert_int_equal(upstream_wait(u, "fake/model", 600000000, called, NULL), 0);
+    assert_int_equal(upstream_wait(u, NULL, 600000000, called, NULL), 0);
+    assert_int_equal(upstream_wait(u, "other", 600000000, called, NULL), 0); // nobody loads it
+    assert_int_equal(upstream_wait(u, NULL, 1000, called, NULL), 0);         // at most 1 ms
+    assert_true(until_called(2));
+    fake_verifier_state(f, TANDEM__V1__MODEL_INFO__STATE__READY, 1);
+    assert_true(until_called(4));
+    assert_int_equal(u->n_waiters, 0);
+    fake_verifier_stop(f);
+}
+
+static void the_number_of_waiters_is_limited(void **state)
+{
+    (void)state;
+    n_called = 0;
+    struct fake_verifier *f = fake_verifier_start(address);
+    fake_verifier_state(f, TANDEM__V1__MODEL_INFO__STATE__LOADING, 0.5f);
+    AUTO(upstream_free) struct upstream *u = upstream_of(address);
+    until(u, UPSTREAM_LOADING);
+    for (unsigned i = 0; i < MAX_WAITERS; i++)
+        assert_int_equal(upstream_wait(u, NULL, 600000000, called, NULL), 0);
+    assert_int_equal(upstream_wait(u, NULL, 600000000, called, NULL), -EHOSTDOWN);
+    assert_string_equal(fail_text(), "4096 requests already wait for the model to load; try again");
+    upstream_stop(u);
+    assert_true(until_called(MAX_WAITERS));
+    assert_int_equal(upstream_wait(u, NULL, 600000000, called, NULL), -EHOSTDOWN);
+    assert_string_equal(fail_text(), "the server is shutting down");
+    assert_int_equal(atomic_load(&n_called), MAX_WAITERS);
+    fake_verifier_stop(f);
+}
+
+static void on_encoded(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
+{
+    struct rpc_status *to = user;
+    *to = *status;
+    if (reply)
+        protobuf_c_message_free_unpacked(reply, NULL);
+    called(NULL);
+}
+
+static void a_stop_ends_calls(void **state)
+{
+    (void)state;
+    n_called = 0;
+    struct rpc_status status;
+    Tandem__V1__TokenizeRequest m = TANDEM__V1__TOKENIZE_REQUEST__INIT;
+    struct fake_verifier *f = fake_verifier_start(address);
+    struct upstream *u = upstream_of(address);
+    m.text = rpc_text("x");
+    upstream_unary(upstream_at(u, 0), "/tandem.v1.Verifier/Tokenize", 20000000, &m.base,
+                   &tandem__v1__tokenize_reply__descriptor, on_encoded, &status);
+    assert_true(until_called(1));
+    assert_int_equal(status.code, RPC_OK);
+    m.text = rpc_text("stall");
+    upstream_unary(upstream_at(u, 0), "/tandem.v1.Verifier/Tokenize", 20000000, &m.base,
+                   &tandem__v1__tokenize_reply__descriptor, on_encoded, &status);
+    upstream_stop(u);
+    assert_true(until_called(2));
+    assert_int_equal(status.code, RPC_CANCELLED);
+    assert_string_equal(status.text, "the server is shutting down");
+    upstream_free(u);
+    fake_verifier_stop(f);
+}
+
+/* ---- calls that run ---- */
+
+static void a_call_leaves_a_verifier_that_drains_or_is_silent(void **state)
+{
+    (void)state;
+    static const struct {
+        enum upstream_state state;
+        int64_t silent_us;
+        enum upstream_stay stay;
+    } v[] = {{UPSTREAM_READY, 9000, UPSTREAM_STAYS},  {UPSTREAM_LOADING, 9000, UPSTREAM_STAYS},
+             {UPSTREAM_DRAINING, 0, UPSTREAM_LEAVES}, {UPSTREAM_DOWN, 1000, UPSTREAM_STAYS},
+             {UPSTREAM_DOWN, 1001, UPSTREAM_SILENT},  {UPSTREAM_REFUSED, 9000, UPSTREAM_STAYS},
+             {UPSTREAM_UNKNOWN, 9000, UPSTREAM_STAYS}};
+    struct upstream u = {.n = 1, .mu = PTHREAD_MUTEX_INITIALIZER};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        u.verifiers[0] =
+            (struct verifier){.u = &u, .state = v[i].state, .answered_us = 50000 - v[i].silent_us};
+        assert_int_equal(upstream_stay(&u.verifiers[0], 1000, 50000), v[i].stay);
+    }
+}
+
+static void from_1_to_32_verifiers_are_accepted(void **state)
+{
+    (void)state;
+    const char *targets[UPSTREAM_MAX + 1];
+    struct upstream *u = NULL;
+    for (unsigned i = 0; i <= UPSTREAM_MAX; i++)
+        targets[i] = address;
+    assert_int_equal(upstream_new(targets, 0, &patience, &u), -EINVAL);
+    assert_string_equal(fail_text(), "there must be 1 to 32 verifiers, not 0");
+    assert_int_equal(upstream_new(targets, UPSTREAM_MAX + 1, &patience, &u), -EINVAL);
+    assert_int_equal(upstream_new(targets, UPSTREAM_MAX, &patience, &u), 0);
+    assert_int_equal(upstream_n(u), UPSTREAM_MAX);
+    assert_int_equal(upstream_index(upstream_at(u, UPSTREAM_MAX - 1)), UPSTREAM_MAX - 1);
+    assert_int_equal(u->keep_us, UPSTREAM_OWNER_GRACE_US + 3000000);
+    until(u, UPSTREAM_DOWN);
+    upstream_free(u);
+    upstream_free(NULL);
+}
+
+static void failed_allocations_are_errors(void **state)
+{
+    (void)state;
+    const char *targets[] = {address};
+    struct upstream *u = NULL;
+    for (unsigned n = 1; n <= 3; n++) { // itself, affinity, calls
+        failing_at(n);
+        assert_int_equal(upstream_new(targets, 1, &patience, &u), -ENOMEM);
+        assert_true(failing_has_failed());
+    }
+    struct upstream still = {.n = 0};
+    failing_at(1);
+    assert_int_equal(upstream_wait(&still, NULL, 1, called, NULL), -ENOMEM);
+    assert_true(failing_has_failed());
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(the_last_answer_is_the_state),
+        CASE(requests_are_counted),
+        CASE(a_waiter_is_called_when_the_model_is_loaded),
+        CASE(the_number_of_waiters_is_limited),
+        CASE(a_stop_ends_calls),
+        CASE(a_call_leaves_a_verifier_that_drains_or_is_silent),
+        CASE(from_1_to_32_verifiers_are_accepted),
+        CASE(failed_allocations_are_errors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
