@@ -435,6 +435,28 @@ static void tcp_without_tls_is_only_for_clients_of_this_machine(void **state)
     assert_true(listen_on(RPC_ROLE_VERIFIER, true, "127.0.0.1:0") > 1);
 }
 
+static void what_grpc_core_logs_is_for_debugging(void **state)
+{
+    (void)state;
+    struct rpc_server *first, *second;
+    char addr[32];
+    assert_int_equal(rpc_server_new(&(struct rpc_server_options){0}, &first), 0);
+    assert_int_equal(rpc_server_new(&(struct rpc_server_options){0}, &second), 0);
+    snprintf(addr, sizeof(addr), "127.0.0.1:%d", rpc_server_listen(first, "127.0.0.1:0"));
+    for (int debug = 0; debug < 2; debug++) {
+        log_init("test", debug ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO);
+        logged_begin();
+        int r = rpc_server_listen(second, addr);
+        const char *log = logged_end();
+        log_init("test", LOG_LEVEL_WARN);
+        assert_int_equal(r, -EADDRINUSE);
+        assert_int_equal(logged_count(log, " debug: grpc ") > 0, debug);
+        assert_int_equal(*log != 0, debug);
+    }
+    rpc_server_stop(second, 0);
+    rpc_server_stop(first, 0);
+}
+
 static void unix_addresses_have_one_or_three_slashes(void **state)
 {
     (void)state;
@@ -525,6 +547,7 @@ int main(void)
         TEST(each_refusal_is_counted_and_the_first_one_logged),
         cmocka_unit_test(a_port_has_one_to_five_digits_up_to_65535),
         cmocka_unit_test(tcp_without_tls_is_only_for_clients_of_this_machine),
+        cmocka_unit_test(what_grpc_core_logs_is_for_debugging),
         TEST(unix_addresses_have_one_or_three_slashes),
         cmocka_unit_test(passed_sockets_that_cannot_be_served_are_refused),
         cmocka_unit_test(a_target_without_tls_is_warned_of_once),
