@@ -171,6 +171,8 @@ static void only_passes_that_fit_are_timed(void **state)
         assert_true(passes[i].rows <= 10);
     assert_int_equal(n_passes, 1 + 3 * 10 + 6);          // sizes 1 to 10
     assert_int_equal(passes[n_passes - 1].context, 292); // and 8 rows
+    for (uint32_t rows = 1; rows <= 64; rows++)
+        must_be(rows_us(&t, rows), 100 + 10. * rows);
     machine_free(r);
     r = machine(KV_BLOCK + 8, 10, 300); // a context of one block
     assert_int_equal(calibrate(r, &t), 0);
