@@ -890,6 +890,7 @@ static void an_unknown_latency_is_that_of_the_longest_drafts(void **state)
     assert_int_equal(drafts_book_p90_us(b, 3), 10000);
     time_one(b, 1, 1);
     time_one(b, 1, 10);
+    assert_int_equal(drafts_book_p90_us(b, 20), 10);
     time_one(b, 4, 40);
     assert_int_equal(drafts_book_p90_us(b, 20), 40);
     assert_int_equal(drafts_book_p90_us(b, 2), 40);
