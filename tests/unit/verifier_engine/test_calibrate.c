@@ -135,6 +135,18 @@ static void the_fastest_pass_counts(void **state)
     }
 }
 
+static void a_pass_may_take_a_microsecond(void **state)
+{
+    (void)state;
+    struct runner *r = machine(4096, MAX_ROWS, 300);
+    struct pass_time t;
+    first_us = 1;
+    row_us = 0;
+    assert_int_equal(calibrate(r, &t), 0);
+    must_be(rows_us(&t, 64), 1);
+    machine_free(r);
+}
+
 /* No new size after 1.5 s, and no new turn with context after 0.5 s more. */
 static void a_slow_machine_times_fewer_passes(void **state)
 {
@@ -157,6 +169,12 @@ static void a_slow_machine_times_fewer_passes(void **state)
     row_us = 0;
     assert_int_equal(calibrate(r, &t), 0);
     assert_int_equal(n_passes, 1 + 6 + 4); // the second turn begins 2 us before the limit
+    machine_free(r);
+    r = machine(4096, MAX_ROWS, 300);
+    first_us = 250000;
+    row_us = 0;
+    assert_int_equal(calibrate(r, &t), 0);
+    assert_int_equal(n_passes, 1 + 5 + 2); // both limits are reached exactly
     machine_free(r);
 }
 
@@ -214,6 +232,7 @@ int main(void)
         cmocka_unit_test(each_size_is_timed_three_times_in_turns),
         cmocka_unit_test(the_time_of_a_context_is_measured),
         cmocka_unit_test(the_fastest_pass_counts),
+        cmocka_unit_test(a_pass_may_take_a_microsecond),
         cmocka_unit_test(a_slow_machine_times_fewer_passes),
         cmocka_unit_test(only_passes_that_fit_are_timed),
         cmocka_unit_test(a_small_pool_limits_the_passes),

@@ -237,6 +237,27 @@ static void a_block_waiting_to_be_written_is_read(void **state)
     kv_disk_free(d, FLUSH_US);
 }
 
+/* It may have waited for longer than its time to live. */
+static void a_block_lives_from_the_time_when_it_is_written(void **state)
+{
+    (void)state;
+    options.fetched = wait_then_take_fetched;
+    struct kv_disk *d = open_disk();
+    pthread_mutex_lock(&thread_gate);
+    struct kv_disk_fetch *held = kv_disk_fetch(d);
+    held->n = 0;
+    kv_disk_read(d, held);
+    assert_true(put(d, 1));
+    time_s += TTL;
+    assert_false(has(d, 1));
+    pthread_mutex_unlock(&thread_gate);
+    kv_disk_fetched(d, queue_pop(fetched, -1));
+    while (kv_disk_counts(d).n_waiting)
+        nap();
+    assert_true(has(d, 1));
+    kv_disk_free(d, FLUSH_US);
+}
+
 static void the_number_of_fetches_is_limited(void **state)
 {
     (void)state;
@@ -412,6 +433,7 @@ int main(void)
         TEST(a_hit_and_a_second_eviction_count_as_a_use),
         TEST(full_buffers_drop_blocks_without_waiting),
         TEST(a_block_waiting_to_be_written_is_read),
+        TEST(a_block_lives_from_the_time_when_it_is_written),
         TEST(the_number_of_fetches_is_limited),
         TEST(a_disk_error_turns_only_the_tier_off),
         TEST(a_full_disk_keeps_the_stored_blocks),
