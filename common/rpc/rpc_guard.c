@@ -33,12 +33,16 @@ struct rpc_guard {
     int pin_fd; // for a duplicate of the descriptor to shut down
     atomic_bool stopping;
     pthread_t thread;
+    _Atomic int64_t *beats; // of each thread of the server, when it last was not stalled
+    unsigned n_beats;
     struct metric *ended[RPC_PEERS_ENDS];
     struct log_pace pace;
 };
 
-static const char *const reasons[RPC_PEERS_ENDS] = {
-    [RPC_PEERS_RESETS] = "resets", [RPC_PEERS_BYTES] = "bytes", [RPC_PEERS_CROWD] = "crowd"};
+static const char *const reasons[RPC_PEERS_ENDS] = {[RPC_PEERS_RESETS] = "resets",
+                                                    [RPC_PEERS_BYTES] = "bytes",
+                                                    [RPC_PEERS_STALL] = "stall",
+                                                    [RPC_PEERS_CROWD] = "crowd"};
 
 static void register_metrics(struct rpc_guard *g)
 {
@@ -59,10 +63,12 @@ static unsigned max_connections(void)
     return limit.rlim_cur < UINT32_MAX ? (unsigned)limit.rlim_cur / 2 : UINT32_MAX;
 }
 
-int rpc_guard_new(struct rpc_guard **ret)
+int rpc_guard_new(unsigned n_threads, size_t max_bytes, struct rpc_guard **ret)
 {
     struct rpc_guard *g = rpc_alloc(1, sizeof(*g));
-    g->peers = rpc_peers_new(max_connections());
+    g->peers = rpc_peers_new(max_connections(), max_bytes ? max_bytes : RPC_PEERS_BYTES_MAX);
+    g->n_beats = n_threads;
+    g->beats = rpc_alloc(n_threads, sizeof(*g->beats));
     g->descriptors = opendir("/proc/self/fd");
     g->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     g->pin_fd = g->wake_fd < 0 ? -1 : fcntl(g->wake_fd, F_DUPFD_CLOEXEC, 0);
@@ -83,6 +89,8 @@ static void wake(struct rpc_guard *g)
 
 void rpc_guard_free(struct rpc_guard *g)
 {
+    if (!g)
+        return;
     atomic_store(&g->stopping, true);
     if (g->thread) {
         wake(g);
@@ -95,6 +103,7 @@ void rpc_guard_free(struct rpc_guard *g)
     if (g->pin_fd >= 0)
         close(g->pin_fd);
     rpc_peers_free(g->peers);
+    free(g->beats);
     free(g);
 }
 
@@ -179,6 +188,16 @@ static void for_each_connection(struct rpc_guard *g, void (*fn)(struct rpc_guard
     }
 }
 
+static int64_t stalled_us(const struct rpc_guard *g)
+{
+    int64_t oldest = atomic_load(&g->beats[0]);
+    for (unsigned i = 1; i < g->n_beats; i++) {
+        int64_t beat = atomic_load(&g->beats[i]);
+        oldest = beat < oldest ? beat : oldest;
+    }
+    return oldest;
+}
+
 static void *guard_main(void *arg)
 {
     struct rpc_guard *g = arg;
@@ -186,7 +205,7 @@ static void *guard_main(void *arg)
     while (!atomic_load(&g->stopping)) {
         rpc_peers_scan_begin(g->peers);
         for_each_connection(g, saw);
-        if (rpc_peers_scan_end(g->peers, clock_us()))
+        if (rpc_peers_scan_end(g->peers, stalled_us(g), clock_us()))
             for_each_connection(g, end_if_due);
         poll(&p, 1, SCAN_MS);
         eventfd_read(g->wake_fd, &(eventfd_t){0});
@@ -196,8 +215,15 @@ static void *guard_main(void *arg)
 
 int rpc_guard_start(struct rpc_guard *g)
 {
+    for (unsigned i = 0; i < g->n_beats; i++)
+        rpc_guard_beat(g, i);
     int r = g->has_ports ? pthread_create(&g->thread, NULL, guard_main, g) : 0;
     return r ? fail(-r, "cannot start a thread: %s", strerror(r)) : 0;
+}
+
+void rpc_guard_beat(struct rpc_guard *g, unsigned thread)
+{
+    atomic_store(&g->beats[thread], clock_us());
 }
 
 /* ---- calls ---- */

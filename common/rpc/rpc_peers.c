@@ -34,6 +34,8 @@ struct rpc_peer {
 struct rpc_peers {
     pthread_mutex_t mu;
     unsigned max_connections;
+    size_t max_bytes;
+    int64_t stall_ended_us; // when a connection was last ended for a stall
     struct rpc_peer *buckets[BUCKETS];
 };
 
@@ -132,11 +134,12 @@ static void renew(struct rpc_peer *p, int64_t now_us)
                            .resets_us = now_us};
 }
 
-struct rpc_peers *rpc_peers_new(unsigned max_connections)
+struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t max_bytes)
 {
     struct rpc_peers *ps = rpc_alloc(1, sizeof(*ps));
     pthread_mutex_init(&ps->mu, NULL);
     ps->max_connections = max_connections;
+    ps->max_bytes = max_bytes;
     return ps;
 }
 
@@ -285,14 +288,28 @@ static void mark_gone(struct rpc_peers *ps)
     }
 }
 
-unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t now_us)
+/* One connection per RPC_PEERS_STALL_US: the thread needs time to continue. */
+static void end_stall(struct rpc_peers *ps, struct rpc_peer *largest, int64_t stalled_us,
+                      int64_t now_us)
+{
+    int64_t since_us = stalled_us > ps->stall_ended_us ? stalled_us : ps->stall_ended_us;
+    if (now_us - since_us < RPC_PEERS_STALL_US || !largest ||
+        largest->unexplained < RPC_PEERS_STALL_BYTES)
+        return;
+    largest->end = RPC_PEERS_STALL;
+    ps->stall_ended_us = now_us;
+}
+
+unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t now_us)
 {
     pthread_mutex_lock(&ps->mu);
     remove_old(ps, now_us - RPC_PEERS_KEPT_US);
     mark_gone(ps);
     struct sum s = sum_up(ps);
-    for (;; s = sum_up(ps)) {
-        if (s.unexplained > RPC_PEERS_BYTES_MAX)
+    end_stall(ps, s.largest, stalled_us, now_us);
+    for (;;) {
+        s = sum_up(ps);
+        if (s.unexplained > ps->max_bytes)
             s.largest->end = RPC_PEERS_BYTES;
         else if (s.n > ps->max_connections && s.idlest)
             s.idlest->end = RPC_PEERS_CROWD;

@@ -3,9 +3,11 @@
  * gRPC core has no limit for what a client sends before a call begins, nor for calls that the
  * client resets. So each connection has an account of its calls and bytes. It is ended if
  * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
- * - all connections together have sent RPC_PEERS_BYTES_MAX bytes that nothing explains, and it has
+ * - all connections together have sent more than RPC_PEERS_BYTES_MAX bytes that nothing explains, and it has
  *   sent most of them. Such bytes are in unfinished headers and messages, or in frames that gRPC
  *   core ignores or buffers;
+ * - a thread of the server has been stalled for RPC_PEERS_STALL_US, and it has sent most of these
+ *   bytes. While a client sends fast enough, gRPC core reads and serves nothing else;
  * - there are too many connections, and it has had no call for the longest time.
  *
  * Decisions only: the caller passes times and counts. Private to common/rpc.
@@ -22,14 +24,17 @@
 #define RPC_PEERS_RESETS_PER_S 256 // in the long run
 #define RPC_PEERS_RESETS_BURST 2048
 #define RPC_PEERS_BYTES_MAX (128u << 20)
-#define RPC_PEERS_CALL_BYTES 1024   // frames of a call, without its headers and messages
-#define RPC_PEERS_MESSAGE_BYTES 256 // frames of a further message
-#define RPC_PEERS_KEPT_US 10000000  // calls of an ended connection arrive later
+#define RPC_PEERS_STALL_US 1000000
+#define RPC_PEERS_STALL_BYTES (1u << 20) // less stalls no thread for that time
+#define RPC_PEERS_CALL_BYTES 1024        // frames of a call, without its headers and messages
+#define RPC_PEERS_MESSAGE_BYTES 256      // frames of a further message
+#define RPC_PEERS_KEPT_US 10000000       // calls of an ended connection arrive later
 
 enum rpc_peers_end {
     RPC_PEERS_KEEP,
     RPC_PEERS_RESETS,
     RPC_PEERS_BYTES,
+    RPC_PEERS_STALL,
     RPC_PEERS_CROWD, // too many connections
     RPC_PEERS_ENDS,
 };
@@ -49,7 +54,8 @@ const char *rpc_peer_address_text(const struct rpc_peer_address *a, char out[RPC
 struct rpc_peers;
 struct rpc_peer;
 
-struct rpc_peers *rpc_peers_new(unsigned max_connections);
+/* max_bytes: usually RPC_PEERS_BYTES_MAX. */
+struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t max_bytes);
 void rpc_peers_free(struct rpc_peers *ps); // after rpc_peer_done() of all calls
 
 /* A call of this connection begins. bytes: of its headers and its first message. NULL: the
@@ -69,7 +75,8 @@ void rpc_peer_done(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
 void rpc_peers_scan_begin(struct rpc_peers *ps);
 void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a, uint64_t received,
                    uint64_t acked, int64_t now_us);
-/* Returns the number of connections to end: those for which rpc_peers_take() tells a reason. */
-unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t now_us);
+/* stalled_us: since when the server's slowest thread has been stalled; now_us if none is. Returns
+ * the number of connections to end: those for which rpc_peers_take() tells a reason. */
+unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t now_us);
 /* Why this connection must be ended; RPC_PEERS_KEEP: it need not, or was already taken. */
 enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a);

@@ -54,6 +54,12 @@ struct method {
     struct rpc_call *calls; // list of its calls, the newest first
 };
 
+struct beat {
+    struct rpc_timer t;
+    struct rpc_server *s;
+    unsigned worker;
+};
+
 struct rpc_server {
     struct door doors[N_DOORS];
     grpc_server_credentials *creds;
@@ -68,6 +74,7 @@ struct rpc_server {
     unsigned n_methods;
     struct rpc_listen listen;
     struct rpc_guard *guard;
+    struct beat *beats; // of each worker
 
     pthread_mutex_t mu;
     pthread_cond_t idle; // signalled when n_running or n_calls becomes 0
@@ -222,6 +229,21 @@ static void add_linger_timer(struct rpc_server *s)
     rpc_worker_add_timer(&s->workers[0], &s->linger);
 }
 
+static void beat_due(struct rpc_timer *t)
+{
+    struct beat *b = OWNER(t, struct beat, t);
+    rpc_guard_beat(b->s->guard, b->worker);
+    b->t.at = rpc_in_us(RPC_GUARD_BEAT_MS * 1000);
+    rpc_worker_add_timer(&b->s->workers[b->worker], &b->t);
+}
+
+static void add_beat(struct rpc_server *s, unsigned worker)
+{
+    struct beat *b = &s->beats[worker];
+    *b = (struct beat){.t = {.at = rpc_in_us(0), .fn = beat_due}, .s = s, .worker = worker};
+    rpc_worker_add_timer(&s->workers[worker], &b->t);
+}
+
 static void open_doors(struct rpc_server *s, const struct rpc_server_options *opt)
 {
     s->doors[DOOR_CLIENT].roles = RPC_ROLE_CLIENT;
@@ -236,8 +258,9 @@ static void open_doors(struct rpc_server *s, const struct rpc_server_options *op
 int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret)
 {
     struct rpc_server *s = rpc_alloc(1, sizeof(*s));
+    s->n_workers = opt->n_threads ? opt->n_threads : 1;
     int r = rpc_roles_read(opt->tls_roles, &s->tls_roles);
-    r = r < 0 ? r : rpc_guard_new(&s->guard);
+    r = r < 0 ? r : rpc_guard_new(s->n_workers, opt->max_unexplained, &s->guard);
     r = r < 0 ? r : rpc_listen_init(&s->listen, add_connection, s);
     if (r < 0) {
         rpc_guard_free(s->guard);
@@ -253,13 +276,14 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
     s->max_calls = opt->max_calls ? opt->max_calls : 8192;
     s->linger_ms = opt->linger_ms ? opt->linger_ms : LINGER_MS;
     s->socket_mode = opt->socket_mode ? opt->socket_mode : 0600;
-    s->n_workers = opt->n_threads ? opt->n_threads : 1;
     s->workers = rpc_alloc(s->n_workers, sizeof(*s->workers));
+    s->beats = rpc_alloc(s->n_workers, sizeof(*s->beats));
     add_linger_timer(s);
     for (unsigned i = 0; i < s->n_workers; i++) {
         s->workers[i].cq = grpc_completion_queue_create_for_next(NULL);
         for (unsigned d = 0; d < N_DOORS; d++)
             grpc_server_register_completion_queue(s->doors[d].core, s->workers[i].cq, NULL);
+        add_beat(s, i);
         if (!r)
             r = rpc_worker_start(&s->workers[i]);
     }
@@ -1052,6 +1076,7 @@ void rpc_server_stop(struct rpc_server *s, unsigned grace_ms)
     for (unsigned i = 0; i < s->n_workers; i++)
         rpc_worker_stop(&s->workers[i]);
     free(s->workers);
+    free(s->beats);
     rpc_guard_free(s->guard);
     grpc_server_credentials_release(s->creds);
     pthread_cond_destroy(&s->idle);
