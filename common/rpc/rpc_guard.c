@@ -198,11 +198,22 @@ static int64_t stalled_us(const struct rpc_guard *g)
     return oldest;
 }
 
+static void beat_all(struct rpc_guard *g)
+{
+    for (unsigned i = 0; i < g->n_beats; i++)
+        rpc_guard_beat(g, i);
+}
+
+/* A process that was stopped, or got no CPU, has no stalled threads. */
 static void *guard_main(void *arg)
 {
     struct rpc_guard *g = arg;
     struct pollfd p = {.fd = g->wake_fd, .events = POLLIN};
+    int64_t last_us = clock_us();
     while (!atomic_load(&g->stopping)) {
+        if (clock_us() - last_us > RPC_PEERS_STALL_US / 2)
+            beat_all(g);
+        last_us = clock_us();
         rpc_peers_scan_begin(g->peers);
         for_each_connection(g, saw);
         if (rpc_peers_scan_end(g->peers, stalled_us(g), clock_us()))
@@ -215,8 +226,7 @@ static void *guard_main(void *arg)
 
 int rpc_guard_start(struct rpc_guard *g)
 {
-    for (unsigned i = 0; i < g->n_beats; i++)
-        rpc_guard_beat(g, i);
+    beat_all(g);
     int r = g->has_ports ? pthread_create(&g->thread, NULL, guard_main, g) : 0;
     return r ? fail(-r, "cannot start a thread: %s", strerror(r)) : 0;
 }

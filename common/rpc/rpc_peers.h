@@ -1,13 +1,13 @@
 /* rpc_peers.h - the TCP connections of a server, and which of them abuse it.
  *
  * gRPC core has no limit for what a client sends before a call begins, nor for calls that the
- * client resets. So each connection has an account of its calls and bytes. It is ended if
+ * client resets. So each connection has an account of its calls and bytes. Bytes are unexplained if
+ * they are in unfinished headers and messages, or in frames that gRPC core ignores or buffers. A
+ * connection is ended if
  * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
- * - all connections together have sent more than RPC_PEERS_BYTES_MAX bytes that nothing explains, and it has
- *   sent most of them. Such bytes are in unfinished headers and messages, or in frames that gRPC
- *   core ignores or buffers;
- * - a thread of the server has been stalled for RPC_PEERS_STALL_US, and it has sent most of these
- *   bytes. While a client sends fast enough, gRPC core reads and serves nothing else;
+ * - all connections together have more than RPC_PEERS_BYTES_MAX unexplained bytes, and it has most;
+ * - a thread of the server has been stalled for RPC_PEERS_STALL_US, and it has most of these bytes.
+ *   While a client sends fast enough, gRPC core may read and serve nothing else on that thread;
  * - there are too many connections, and it has had no call for the longest time.
  *
  * Decisions only: the caller passes times and counts. Private to common/rpc.

@@ -281,7 +281,7 @@ static void connections_with_running_calls_stay(void **state)
     }
 }
 
-/* An ended connection that no scan sees any more. */
+/* An ended connection that later scans do not see. */
 static void end_and_lose(struct rpc_peer *p)
 {
     assert_int_equal(scan(500, 0), RPC_PEERS_KEEP);
