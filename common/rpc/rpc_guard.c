@@ -23,6 +23,7 @@
 /* A sender on the same machine can send 100 MB in this time. A scan takes 3 system calls per
  * descriptor. */
 #define SCAN_MS 100
+#define BAN_SCAN_MS 20 // while an address is banned: its connections must not last
 
 struct rpc_guard {
     struct rpc_peers *peers;
@@ -42,7 +43,8 @@ struct rpc_guard {
 static const char *const reasons[RPC_PEERS_ENDS] = {[RPC_PEERS_RESETS] = "resets",
                                                     [RPC_PEERS_BYTES] = "bytes",
                                                     [RPC_PEERS_STALL] = "stall",
-                                                    [RPC_PEERS_CROWD] = "crowd"};
+                                                    [RPC_PEERS_CROWD] = "crowd",
+                                                    [RPC_PEERS_BAN] = "ban"};
 
 static void register_metrics(struct rpc_guard *g)
 {
@@ -168,9 +170,9 @@ static void end_if_due(struct rpc_guard *g, int fd, const struct rpc_peer_addres
     if (is_ours(g, g->pin_fd, &actual) && memcmp(&actual, a, sizeof(actual)) == 0) {
         enum rpc_peers_end reason = rpc_peers_take(g->peers, a);
         if (reason) {
+            report(g, reason, a); // before the client notices
             shutdown(g->pin_fd, SHUT_RDWR);
             drop_unread(g->pin_fd);
-            report(g, reason, a);
         }
     }
     dup3(g->wake_fd, g->pin_fd, O_CLOEXEC);
@@ -218,7 +220,7 @@ static void *guard_main(void *arg)
         for_each_connection(g, saw);
         if (rpc_peers_scan_end(g->peers, stalled_us(g), clock_us()))
             for_each_connection(g, end_if_due);
-        poll(&p, 1, SCAN_MS);
+        poll(&p, 1, rpc_peers_are_banned(g->peers, clock_us()) ? BAN_SCAN_MS : SCAN_MS);
         eventfd_read(g->wake_fd, &(eventfd_t){0});
     }
     return NULL;

@@ -8,6 +8,7 @@
 #include "rpc/rpc_peers.h"
 
 #define BUCKETS 1024
+#define OFFENDERS 64 // addresses that are remembered; a new one displaces the oldest
 /* Window updates and acknowledgements answer what we send; they are at most as long. With small
  * messages there are two per message. */
 #define REPLY_RATIO 2
@@ -31,11 +32,19 @@ struct rpc_peer {
     uint64_t unexplained;
 };
 
+/* An address whose connections were ended. */
+struct offender {
+    uint8_t ip[16];
+    unsigned n;
+    int64_t last_us;
+};
+
 struct rpc_peers {
     pthread_mutex_t mu;
     unsigned max_connections;
     size_t max_bytes;
     int64_t stall_ended_us; // when a connection was last ended for a stall
+    struct offender offenders[OFFENDERS];
     struct rpc_peer *buckets[BUCKETS];
 };
 
@@ -95,6 +104,55 @@ static bool is_same(const struct rpc_peer_address *a, const struct rpc_peer_addr
     return a->port == b->port && memcmp(a->ip, b->ip, sizeof(a->ip)) == 0;
 }
 
+/* ---- bans; with the lock ---- */
+
+static bool is_recent(const struct offender *o, int64_t now_us)
+{
+    return o->n && now_us - o->last_us < RPC_PEERS_BAN_US;
+}
+
+/* That of this address, or the one to replace. */
+static struct offender *offender_of(struct rpc_peers *ps, const uint8_t ip[16])
+{
+    struct offender *oldest = ps->offenders;
+    for (struct offender *o = ps->offenders; o < ps->offenders + OFFENDERS; o++) {
+        if (o->n && memcmp(o->ip, ip, sizeof(o->ip)) == 0)
+            return o;
+        oldest = o->last_us < oldest->last_us ? o : oldest;
+    }
+    return oldest;
+}
+
+static void end_offender(struct rpc_peers *ps, struct rpc_peer *p, enum rpc_peers_end end,
+                         int64_t now_us)
+{
+    struct offender *o = offender_of(ps, p->address.ip);
+    bool again = is_recent(o, now_us) && memcmp(o->ip, p->address.ip, sizeof(o->ip)) == 0;
+    p->end = end;
+    o->n = again ? o->n + 1 : 1;
+    o->last_us = now_us;
+    memcpy(o->ip, p->address.ip, sizeof(o->ip));
+}
+
+/* RPC_PEERS_KEEP, or why a new connection of this address ends. */
+static enum rpc_peers_end first_verdict(struct rpc_peers *ps, const struct rpc_peer_address *a,
+                                        int64_t now_us)
+{
+    const struct offender *o = offender_of(ps, a->ip);
+    bool banned = is_recent(o, now_us) && o->n > 1 && memcmp(o->ip, a->ip, sizeof(o->ip)) == 0;
+    return banned ? RPC_PEERS_BAN : RPC_PEERS_KEEP;
+}
+
+bool rpc_peers_are_banned(struct rpc_peers *ps, int64_t now_us)
+{
+    bool any = false;
+    pthread_mutex_lock(&ps->mu);
+    for (unsigned i = 0; i < OFFENDERS; i++)
+        any |= is_recent(&ps->offenders[i], now_us) && ps->offenders[i].n > 1;
+    pthread_mutex_unlock(&ps->mu);
+    return any;
+}
+
 /* ---- the table; with its lock ---- */
 
 static struct rpc_peer **bucket_of(struct rpc_peers *ps, const struct rpc_peer_address *a)
@@ -120,15 +178,20 @@ static struct rpc_peer *find_or_add(struct rpc_peers *ps, const struct rpc_peer_
     if (p)
         return p;
     p = rpc_alloc(1, sizeof(*p));
-    *p = (struct rpc_peer){.next = *bucket, .address = *a, .used_us = now_us, .resets_us = now_us};
+    *p = (struct rpc_peer){.next = *bucket,
+                           .address = *a,
+                           .end = first_verdict(ps, a, now_us),
+                           .used_us = now_us,
+                           .resets_us = now_us};
     return *bucket = p;
 }
 
 /* Another connection has this address now. Calls of the old one may hold a pointer. */
-static void renew(struct rpc_peer *p, int64_t now_us)
+static void renew(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
 {
     *p = (struct rpc_peer){.next = p->next,
                            .address = p->address,
+                           .end = first_verdict(ps, &p->address, now_us),
                            .n_calls = p->n_calls,
                            .used_us = now_us,
                            .resets_us = now_us};
@@ -203,7 +266,7 @@ bool rpc_peer_reset(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
     }
     bool ends = !p->end && ++p->n_resets > RPC_PEERS_RESETS_BURST;
     if (ends)
-        p->end = RPC_PEERS_RESETS;
+        end_offender(ps, p, RPC_PEERS_RESETS, now_us);
     pthread_mutex_unlock(&ps->mu);
     return ends;
 }
@@ -236,7 +299,7 @@ void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a, uint6
     pthread_mutex_lock(&ps->mu);
     struct rpc_peer *p = find_or_add(ps, a, now_us);
     if (p->gone)
-        renew(p, now_us);
+        renew(ps, p, now_us);
     p->seen = true;
     uint64_t more = p->unexplained + received - p->received;
     uint64_t less = p->settled - p->credited + REPLY_RATIO * (acked - p->acked);
@@ -296,7 +359,7 @@ static void end_stall(struct rpc_peers *ps, struct rpc_peer *largest, int64_t st
     if (now_us - since_us < RPC_PEERS_STALL_US || !largest ||
         largest->unexplained < RPC_PEERS_STALL_BYTES)
         return;
-    largest->end = RPC_PEERS_STALL;
+    end_offender(ps, largest, RPC_PEERS_STALL, now_us);
     ps->stall_ended_us = now_us;
 }
 
@@ -310,7 +373,7 @@ unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t no
     for (;;) {
         s = sum_up(ps);
         if (s.unexplained > ps->max_bytes)
-            s.largest->end = RPC_PEERS_BYTES;
+            end_offender(ps, s.largest, RPC_PEERS_BYTES, now_us);
         else if (s.n > ps->max_connections && s.idlest)
             s.idlest->end = RPC_PEERS_CROWD;
         else

@@ -8,7 +8,10 @@
  * - all connections together have more than RPC_PEERS_BYTES_MAX unexplained bytes, and it has most;
  * - a thread of the server has been stalled for RPC_PEERS_STALL_US, and it has most of these bytes.
  *   While a client sends fast enough, gRPC core may read and serve nothing else on that thread;
- * - there are too many connections, and it has had no call for the longest time.
+ * - there are too many connections, and it has had no call for the longest time;
+ * - it is new, and its address is banned: two of its connections were ended for another reason than
+ *   the last one, at most RPC_PEERS_BAN_US apart. The ban ends RPC_PEERS_BAN_US after the last of
+ *   these.
  *
  * Decisions only: the caller passes times and counts. Private to common/rpc.
  *
@@ -20,15 +23,16 @@
 #include <sys/socket.h>
 
 /* A call counts as reset if its client cancels it within RPC_PEERS_RESET_US and had no answer. */
-#define RPC_PEERS_RESET_US 100000
-#define RPC_PEERS_RESETS_PER_S 256 // in the long run
+#define RPC_PEERS_RESET_US 1000000
+#define RPC_PEERS_RESETS_PER_S 64 // in the long run
 #define RPC_PEERS_RESETS_BURST 2048
 #define RPC_PEERS_BYTES_MAX (128u << 20)
 #define RPC_PEERS_STALL_US 1000000
 #define RPC_PEERS_STALL_BYTES (1u << 20) // less stalls no thread for that time
 #define RPC_PEERS_CALL_BYTES 1024        // frames of a call, without its headers and messages
 #define RPC_PEERS_MESSAGE_BYTES 256      // frames of a further message
-#define RPC_PEERS_KEPT_US 10000000       // calls of an ended connection arrive later
+#define RPC_PEERS_BAN_US 30000000
+#define RPC_PEERS_KEPT_US 10000000 // calls of an ended connection arrive later
 
 enum rpc_peers_end {
     RPC_PEERS_KEEP,
@@ -36,6 +40,7 @@ enum rpc_peers_end {
     RPC_PEERS_BYTES,
     RPC_PEERS_STALL,
     RPC_PEERS_CROWD, // too many connections
+    RPC_PEERS_BAN,
     RPC_PEERS_ENDS,
 };
 
@@ -78,5 +83,7 @@ void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a, uint6
 /* stalled_us: since when the server's slowest thread has been stalled; now_us if none is. Returns
  * the number of connections to end: those for which rpc_peers_take() tells a reason. */
 unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t now_us);
+/* Whether an address is banned. */
+bool rpc_peers_are_banned(struct rpc_peers *ps, int64_t now_us);
 /* Why this connection must be ended; RPC_PEERS_KEEP: it need not, or was already taken. */
 enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a);

@@ -31,7 +31,7 @@ static int ended(const char *reason)
 
 static int all_ended(void)
 {
-    return ended("resets") + ended("bytes") + ended("stall") + ended("crowd");
+    return ended("resets") + ended("bytes") + ended("stall") + ended("crowd") + ended("ban");
 }
 
 /* The good client's stream has an answer: it was not ended, and the server serves it. */
@@ -102,7 +102,7 @@ static void resets(const char *path, bool passed_socket)
     int before = all_ended();
     init(&g, passed_socket);
     struct http2_client c = http2_client_open_tcp(g.port);
-    http2_client_reset(&c, path, 4 * RPC_PEERS_RESETS_BURST);
+    http2_client_reset(&c, path, 2 * RPC_PEERS_RESETS_BURST);
     http2_client_await_end(&c);
     http2_client_close(&c);
     stream_is_served(&g);

@@ -316,6 +316,53 @@ static void a_new_connection_with_the_address_of_an_ended_one_is_served(void **s
     rpc_peer_done(peers, p, now_us);
 }
 
+/* A connection from the address of the others, which resets too many calls. */
+static void offend(uint16_t port)
+{
+    struct rpc_peer *p = call(port, 0);
+    assert_true(reset_until_end(p, 9000));
+    rpc_peer_done(peers, p, now_us);
+}
+
+static void after_two_offences_new_connections_of_the_address_end(void **state)
+{
+    (void)state;
+    struct rpc_peer *old = call(1, 0), *other;
+    struct rpc_peer_address elsewhere;
+    assert_true(rpc_peer_address_read("ipv4:192.0.2.2:1", &elsewhere));
+    offend(2);
+    assert_false(rpc_peers_are_banned(peers, now_us));
+    now_us += RPC_PEERS_BAN_US - 1;
+    offend(3);
+    assert_true(rpc_peers_are_banned(peers, now_us));
+    assert_null(call(4, 0));
+    assert_int_equal(scan(0, 0), RPC_PEERS_KEEP); // the old one stays
+    assert_non_null(other = rpc_peers_call(peers, &elsewhere, 0, now_us));
+    rpc_peer_done(peers, other, now_us);
+    rpc_peer_done(peers, old, now_us);
+    now_us += RPC_PEERS_BAN_US;
+    assert_false(rpc_peers_are_banned(peers, now_us));
+    assert_non_null(other = call(5, 0));
+    rpc_peer_done(peers, other, now_us);
+}
+
+static void offences_that_lie_apart_ban_nobody(void **state)
+{
+    (void)state;
+    offend(1);
+    now_us += RPC_PEERS_BAN_US;
+    offend(2);
+    assert_false(rpc_peers_are_banned(peers, now_us));
+}
+
+static void a_banned_connection_ends_in_the_next_scan(void **state)
+{
+    (void)state;
+    offend(2);
+    offend(3);
+    assert_int_equal(scan(0, 0), RPC_PEERS_BAN);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -337,6 +384,9 @@ int main(void)
         TEST(connections_with_running_calls_stay),
         TEST(late_calls_of_an_ended_connection_are_void),
         TEST(a_new_connection_with_the_address_of_an_ended_one_is_served),
+        TEST(after_two_offences_new_connections_of_the_address_end),
+        TEST(offences_that_lie_apart_ban_nobody),
+        TEST(a_banned_connection_ends_in_the_next_scan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
