@@ -111,12 +111,19 @@ static bool is_recent(const struct offender *o, int64_t now_us)
     return o->n && now_us - o->last_us < RPC_PEERS_BAN_US;
 }
 
+/* Of IPv6 a client has a /64 network. */
+static bool is_same_client(const uint8_t a[16], const uint8_t b[16])
+{
+    bool ipv4 = IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)a);
+    return memcmp(a, b, ipv4 ? 16 : 8) == 0;
+}
+
 /* That of this address, or the one to replace. */
 static struct offender *offender_of(struct rpc_peers *ps, const uint8_t ip[16])
 {
     struct offender *oldest = ps->offenders;
     for (struct offender *o = ps->offenders; o < ps->offenders + OFFENDERS; o++) {
-        if (o->n && memcmp(o->ip, ip, sizeof(o->ip)) == 0)
+        if (o->n && is_same_client(ip, o->ip))
             return o;
         oldest = o->last_us < oldest->last_us ? o : oldest;
     }
@@ -127,7 +134,7 @@ static void end_offender(struct rpc_peers *ps, struct rpc_peer *p, enum rpc_peer
                          int64_t now_us)
 {
     struct offender *o = offender_of(ps, p->address.ip);
-    bool again = is_recent(o, now_us) && memcmp(o->ip, p->address.ip, sizeof(o->ip)) == 0;
+    bool again = is_recent(o, now_us) && is_same_client(p->address.ip, o->ip);
     p->end = end;
     o->n = again ? o->n + 1 : 1;
     o->last_us = now_us;
@@ -139,7 +146,7 @@ static enum rpc_peers_end first_verdict(struct rpc_peers *ps, const struct rpc_p
                                         int64_t now_us)
 {
     const struct offender *o = offender_of(ps, a->ip);
-    bool banned = is_recent(o, now_us) && o->n > 1 && memcmp(o->ip, a->ip, sizeof(o->ip)) == 0;
+    bool banned = is_recent(o, now_us) && o->n > 1 && is_same_client(a->ip, o->ip);
     return banned ? RPC_PEERS_BAN : RPC_PEERS_KEEP;
 }
 

@@ -346,6 +346,29 @@ static void after_two_offences_new_connections_of_the_address_end(void **state)
     rpc_peer_done(peers, other, now_us);
 }
 
+/* A call of an IPv6 client. */
+static struct rpc_peer *call_of(const char *text)
+{
+    struct rpc_peer_address a;
+    assert_true(rpc_peer_address_read(text, &a));
+    return rpc_peers_call(peers, &a, 0, now_us);
+}
+
+static void a_ban_covers_the_network_of_an_ipv6_client(void **state)
+{
+    static const char *const from[] = {"ipv6:%5B2001:db8::1%5D:1", "ipv6:%5B2001:db8::2%5D:1"};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct rpc_peer *p = call_of(from[i]);
+        assert_true(reset_until_end(p, 9000));
+        rpc_peer_done(peers, p, now_us);
+    }
+    assert_null(call_of("ipv6:%5B2001:db8::3%5D:1"));
+    struct rpc_peer *other = call_of("ipv6:%5B2001:db8:0:1::3%5D:1");
+    assert_non_null(other);
+    rpc_peer_done(peers, other, now_us);
+}
+
 static void offences_that_lie_apart_ban_nobody(void **state)
 {
     (void)state;
@@ -385,6 +408,7 @@ int main(void)
         TEST(late_calls_of_an_ended_connection_are_void),
         TEST(a_new_connection_with_the_address_of_an_ended_one_is_served),
         TEST(after_two_offences_new_connections_of_the_address_end),
+        TEST(a_ban_covers_the_network_of_an_ipv6_client),
         TEST(offences_that_lie_apart_ban_nobody),
         TEST(a_banned_connection_ends_in_the_next_scan),
     };
