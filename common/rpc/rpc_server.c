@@ -278,6 +278,7 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
     s->socket_mode = opt->socket_mode ? opt->socket_mode : 0600;
     s->workers = rpc_alloc(s->n_workers, sizeof(*s->workers));
     s->beats = rpc_alloc(s->n_workers, sizeof(*s->beats));
+    s->methods[s->n_methods++].m = &unknown_method;
     add_linger_timer(s);
     for (unsigned i = 0; i < s->n_workers; i++) {
         s->workers[i].cq = grpc_completion_queue_create_for_next(NULL);
@@ -287,7 +288,6 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
         if (!r)
             r = rpc_worker_start(&s->workers[i]);
     }
-    s->methods[s->n_methods++].m = &unknown_method;
     if (r < 0)
         rpc_server_stop(s, 0);
     else
@@ -297,8 +297,8 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
 
 void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *service)
 {
-    struct method *to = &s->methods[s->n_methods++];
-    if (s->n_methods > MAX_METHODS + 1 || !m->roles)
+    struct method *to = &s->methods[s->n_methods];
+    if (s->n_methods > MAX_METHODS || !m->roles)
         abort();
     *to = (struct method){
         .m = m, .service = service, .max_calls = m->during_drain ? RPC_DURING_DRAIN_MAX : 0};
@@ -309,6 +309,9 @@ void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *serv
         if (!to->handles[d]) // registered twice
             abort();
     }
+    pthread_mutex_lock(&s->mu); // linger_due() may run already
+    s->n_methods++;
+    pthread_mutex_unlock(&s->mu);
 }
 
 void rpc_server_limit(struct rpc_server *s, const struct rpc_method *m, unsigned max_calls)
