@@ -131,15 +131,17 @@ struct rpc_method {
 };
 
 struct rpc_server_options {
-    unsigned n_threads;    // 0: 1, which is fastest unless callbacks compute much
-    size_t max_message;    // bytes a client may send in one message; 0: RPC_MAX_MESSAGE
-    unsigned max_calls;    // concurrent calls of the methods without a separate limit; more end
-                           // with RESOURCE_EXHAUSTED; 0: 8192
-    unsigned keepalive_ms; // silence before a ping, which times out after a third of it; 0: 30 s
-    unsigned linger_ms;    // time for a client to read a finished answer; 0: 60 s
-    mode_t socket_mode;    // of unix sockets; 0: 0600
-    unsigned own_role;     // RPC_ROLE_*, see rpc_roles.h; 0: RPC_ROLE_CLIENT
-    bool insecure;         // TCP without TLS may be reached from other machines, see rpc_roles.h
+    unsigned n_threads;     // 0: 1, which is fastest unless callbacks compute much
+    size_t max_message;     // bytes a client may send in one message; 0: RPC_MAX_MESSAGE
+    unsigned max_calls;     // concurrent calls of the methods without a separate limit; more end
+                            // with RESOURCE_EXHAUSTED; 0: 8192
+    unsigned keepalive_ms;  // silence before a ping, which times out after a third of it; 0: 30 s
+    size_t max_unexplained; // bytes that TCP clients sent in unfinished headers and messages;
+                            // above, a connection is ended; 0: 128 MiB, see rpc_peers.h
+    unsigned linger_ms;     // time for a client to read a finished answer; 0: 60 s
+    mode_t socket_mode;     // of unix sockets; 0: 0600
+    unsigned own_role;      // RPC_ROLE_*, see rpc_roles.h; 0: RPC_ROLE_CLIENT
+    bool insecure;          // TCP without TLS may be reached from other machines, see rpc_roles.h
     const struct conf_list *tls_roles; // see rpc_roles.h; NULL: none
 };
 

@@ -21,12 +21,14 @@
 #include "base/loopback.h"
 #include "base/metrics.h"
 #include "rpc/rpc_base.h"
+#include "rpc/rpc_guard.h"
 #include "rpc/rpc_listen.h"
 #include "rpc/rpc_roles.h"
 
 #define MAX_METHODS 64
 #define ABORT_US 1000000 // for clients to read the status of an aborted call
 #define LINGER_MS 60000
+#define HANDSHAKE_MS 10000 // from the connection to the client's first frame
 
 enum door_kind {
     DOOR_CLIENT, // TCP without TLS, and other users at a unix socket
@@ -52,6 +54,12 @@ struct method {
     struct rpc_call *calls; // list of its calls, the newest first
 };
 
+struct beat {
+    struct rpc_timer t;
+    struct rpc_server *s;
+    unsigned worker;
+};
+
 struct rpc_server {
     struct door doors[N_DOORS];
     grpc_server_credentials *creds;
@@ -65,6 +73,8 @@ struct rpc_server {
     struct method methods[MAX_METHODS + 1];
     unsigned n_methods;
     struct rpc_listen listen;
+    struct rpc_guard *guard;
+    struct beat *beats; // of each worker
 
     pthread_mutex_t mu;
     pthread_cond_t idle; // signalled when n_running or n_calls becomes 0
@@ -96,7 +106,9 @@ struct rpc_call {
     const struct rpc_method *asked; // what the client called; m differs if that is refused
     unsigned roles;                 // of the client
     grpc_call *core;
-    char *peer; // names the connection, if the method has during_drain; else NULL
+    char *peer;               // names the connection, if the method has during_drain; else NULL
+    struct rpc_peer *account; // of the connection; NULL: it is not watched
+    int64_t begun_us;
     grpc_byte_buffer *in;
     int was_cancelled; // written by the core before t_close
     atomic_int n_refs;
@@ -110,6 +122,7 @@ struct rpc_call {
     bool cancelled, aborted; // by the client; by rpc_server_stop()
     bool paused, recv_due;
     bool received; // a message has arrived; its thread's
+    bool answered; // the client has got something; its thread's
     enum rpc_code code;
     char *text;
     int64_t finished_us; // valid if has_status
@@ -193,6 +206,7 @@ static grpc_server *core_new(const struct rpc_server_options *opt)
         /* Closes silent connections on sockets of rpc_listen.h, which have no handshake
          * time-out. */
         RPC_INT_ARG(GRPC_ARG_MAX_CONNECTION_IDLE_MS, 600000),
+        RPC_INT_ARG(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, HANDSHAKE_MS),
         RPC_INT_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0), // a second server on the port must fail
     };
     return grpc_server_create(&(grpc_channel_args){ARRAY_LEN(list), list}, NULL);
@@ -215,6 +229,21 @@ static void add_linger_timer(struct rpc_server *s)
     rpc_worker_add_timer(&s->workers[0], &s->linger);
 }
 
+static void beat_due(struct rpc_timer *t)
+{
+    struct beat *b = OWNER(t, struct beat, t);
+    rpc_guard_beat(b->s->guard, b->worker);
+    b->t.at = rpc_in_us(RPC_GUARD_BEAT_MS * 1000);
+    rpc_worker_add_timer(&b->s->workers[b->worker], &b->t);
+}
+
+static void add_beat(struct rpc_server *s, unsigned worker)
+{
+    struct beat *b = &s->beats[worker];
+    *b = (struct beat){.t = {.at = rpc_in_us(0), .fn = beat_due}, .s = s, .worker = worker};
+    rpc_worker_add_timer(&s->workers[worker], &b->t);
+}
+
 static void open_doors(struct rpc_server *s, const struct rpc_server_options *opt)
 {
     s->doors[DOOR_CLIENT].roles = RPC_ROLE_CLIENT;
@@ -229,9 +258,12 @@ static void open_doors(struct rpc_server *s, const struct rpc_server_options *op
 int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret)
 {
     struct rpc_server *s = rpc_alloc(1, sizeof(*s));
+    s->n_workers = opt->n_threads ? opt->n_threads : 1;
     int r = rpc_roles_read(opt->tls_roles, &s->tls_roles);
+    r = r < 0 ? r : rpc_guard_new(s->n_workers, opt->max_unexplained, &s->guard);
     r = r < 0 ? r : rpc_listen_init(&s->listen, add_connection, s);
     if (r < 0) {
+        rpc_guard_free(s->guard);
         free(s);
         return r;
     }
@@ -244,17 +276,18 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
     s->max_calls = opt->max_calls ? opt->max_calls : 8192;
     s->linger_ms = opt->linger_ms ? opt->linger_ms : LINGER_MS;
     s->socket_mode = opt->socket_mode ? opt->socket_mode : 0600;
-    s->n_workers = opt->n_threads ? opt->n_threads : 1;
     s->workers = rpc_alloc(s->n_workers, sizeof(*s->workers));
+    s->beats = rpc_alloc(s->n_workers, sizeof(*s->beats));
+    s->methods[s->n_methods++].m = &unknown_method;
     add_linger_timer(s);
     for (unsigned i = 0; i < s->n_workers; i++) {
         s->workers[i].cq = grpc_completion_queue_create_for_next(NULL);
         for (unsigned d = 0; d < N_DOORS; d++)
             grpc_server_register_completion_queue(s->doors[d].core, s->workers[i].cq, NULL);
+        add_beat(s, i);
         if (!r)
             r = rpc_worker_start(&s->workers[i]);
     }
-    s->methods[s->n_methods++].m = &unknown_method;
     if (r < 0)
         rpc_server_stop(s, 0);
     else
@@ -264,8 +297,8 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
 
 void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *service)
 {
-    struct method *to = &s->methods[s->n_methods++];
-    if (s->n_methods > MAX_METHODS + 1 || !m->roles)
+    struct method *to = &s->methods[s->n_methods];
+    if (s->n_methods > MAX_METHODS || !m->roles)
         abort();
     *to = (struct method){
         .m = m, .service = service, .max_calls = m->during_drain ? RPC_DURING_DRAIN_MAX : 0};
@@ -276,6 +309,9 @@ void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *serv
         if (!to->handles[d]) // registered twice
             abort();
     }
+    pthread_mutex_lock(&s->mu); // linger_due() may run already
+    s->n_methods++;
+    pthread_mutex_unlock(&s->mu);
 }
 
 void rpc_server_limit(struct rpc_server *s, const struct rpc_method *m, unsigned max_calls)
@@ -346,10 +382,11 @@ int rpc_server_listen(struct rpc_server *s, const char *addr)
     grpc_server_credentials *creds = rpc_tls_server();
     int port = grpc_server_add_http2_port(core, addr, creds);
     grpc_server_credentials_release(creds);
-    return port > 0
-               ? port
-               : fail(-EADDRINUSE,
-                      "cannot listen on %s: it is in use, or not an address of this machine", addr);
+    if (port <= 0)
+        return fail(-EADDRINUSE,
+                    "cannot listen on %s: it is in use, or not an address of this machine", addr);
+    rpc_guard_watch(s->guard, (uint16_t)port);
+    return port;
 }
 
 int rpc_server_listen_admin(struct rpc_server *s, const char *addr)
@@ -376,7 +413,12 @@ int rpc_server_listen_fd(struct rpc_server *s, int fd, bool admin)
                              "instead");
     snprintf(addr, sizeof(addr), "the passed socket %d", fd);
     int r = check_plain(s, addr, loopback_socket(fd));
-    return r < 0 ? r : rpc_listen_fd(&s->listen, fd, door_of_plain(s));
+    if (r < 0)
+        return r;
+    struct rpc_peer_address own;
+    if (rpc_peer_address_of(&a, &own))
+        rpc_guard_watch(s->guard, own.port);
+    return rpc_listen_fd(&s->listen, fd, door_of_plain(s));
 }
 
 static void slot_event(struct rpc_tag *t, bool ok);
@@ -417,7 +459,8 @@ int rpc_server_start(struct rpc_server *s)
         for (unsigned i = 0; i < s->n_workers; i++)
             request_calls(s, &s->workers[i], d);
     }
-    return rpc_listen_start(&s->listen);
+    int r = rpc_guard_start(s->guard);
+    return r < 0 ? r : rpc_listen_start(&s->listen);
 }
 
 /* ---- a call's events ---- */
@@ -444,7 +487,10 @@ static void recv_event(struct rpc_tag *t, bool ok)
 {
     struct rpc_call *c = OWNER(t, struct rpc_call, t_recv);
     grpc_byte_buffer *msg = ok ? c->in : NULL;
-    c->received |= msg != NULL;
+    if (msg) {
+        c->received = true;
+        rpc_guard_message(c->s->guard, c->account, grpc_byte_buffer_length(msg));
+    }
     if (c->m->on_message && !rpc_call_cancelled(c))
         c->m->on_message(c, rpc_msg(msg));
     if (c->in)
@@ -456,6 +502,14 @@ static void recv_event(struct rpc_tag *t, bool ok)
 
 static void drop_timers(struct rpc_call *c);
 
+/* Gateways are left out: they pass on the resets of their clients. */
+static void count_reset(struct rpc_call *c)
+{
+    if (c->was_cancelled && !c->answered && !(c->roles & RPC_ROLE_GATEWAY) &&
+        clock_us() - c->begun_us < RPC_PEERS_RESET_US)
+        rpc_guard_reset(c->s->guard, c->account);
+}
+
 static void close_event(struct rpc_tag *t, bool ok)
 {
     struct rpc_call *c = OWNER(t, struct rpc_call, t_close);
@@ -465,6 +519,7 @@ static void close_event(struct rpc_tag *t, bool ok)
     bool cancelled = c->cancelled;
     pthread_mutex_unlock(&c->mu);
     drop_timers(c);
+    count_reset(c);
     if (cancelled && c->m->on_cancel)
         c->m->on_cancel(c);
     rpc_call_unref(c);
@@ -505,6 +560,7 @@ static void call_flush(struct rpc_call *c)
 static void send_event(struct rpc_tag *t, bool ok)
 {
     struct rpc_call *c = OWNER(t, struct rpc_call, t_send);
+    c->answered |= ok;
     pthread_mutex_lock(&c->mu);
     bool drained = rpc_sendq_sent(&c->q, c->m->drain_mark);
     c->sending = false;
@@ -622,7 +678,25 @@ static void add_call(struct rpc_server *s, struct method *m, struct rpc_call *c)
     rpc_call_unref(unread);
 }
 
-static struct rpc_call *call_new(struct slot *sl)
+static size_t bytes_of(const struct slot *sl)
+{
+    size_t n = sl->request ? grpc_byte_buffer_length(sl->request) : 0;
+    for (size_t i = 0; i < sl->headers.count; i++)
+        n += GRPC_SLICE_LENGTH(sl->headers.metadata[i].key) +
+             GRPC_SLICE_LENGTH(sl->headers.metadata[i].value);
+    return n;
+}
+
+/* Adds a new call to the account of its connection. False: that is being ended. */
+static bool open_account(const struct slot *sl, struct rpc_peer **ret)
+{
+    char *peer = grpc_call_get_peer(sl->call);
+    int r = rpc_guard_call(sl->s->guard, peer, bytes_of(sl), ret);
+    gpr_free(peer);
+    return r == 0;
+}
+
+static struct rpc_call *call_new(struct slot *sl, struct rpc_peer *account)
 {
     struct rpc_call *c = rpc_alloc(1, sizeof(*c));
     struct rpc_server *s = sl->s;
@@ -633,7 +707,9 @@ static struct rpc_call *call_new(struct slot *sl)
                            .w = sl->w,
                            .service = sl->m->service,
                            .asked = sl->m->m,
-                           .core = sl->call};
+                           .core = sl->call,
+                           .account = account,
+                           .begun_us = clock_us()};
     c->roles = sl->door == DOOR_TLS ? rpc_roles_of_peer(&s->tls_roles, sl->call)
                                     : s->doors[sl->door].roles;
     c->peer = sl->m->m->during_drain ? grpc_call_get_peer(sl->call) : NULL;
@@ -641,6 +717,17 @@ static struct rpc_call *call_new(struct slot *sl)
     atomic_init(&c->n_refs, 2); // slot_event()'s and close_event()'s
     add_call(s, sl->m, c);
     return c;
+}
+
+/* gRPC core still has thousands of calls of a connection that is ended for its resets. */
+static void drop_call(struct slot *sl)
+{
+    grpc_call_unref(sl->call);
+    if (sl->request)
+        grpc_byte_buffer_destroy(sl->request);
+    grpc_metadata_array_destroy(&sl->headers);
+    grpc_call_details_destroy(&sl->details);
+    slot_request(sl);
 }
 
 static void slot_event(struct rpc_tag *t, bool ok)
@@ -652,7 +739,12 @@ static void slot_event(struct rpc_tag *t, bool ok)
         free(sl);
         return;
     }
-    struct rpc_call *c = call_new(sl);
+    struct rpc_peer *account;
+    if (!open_account(sl, &account)) {
+        drop_call(sl);
+        return;
+    }
+    struct rpc_call *c = call_new(sl, account);
     struct rpc_msg *req = rpc_msg(sl->request);
     grpc_metadata_array_destroy(&sl->headers);
     grpc_call_details_destroy(&sl->details);
@@ -857,6 +949,7 @@ void rpc_call_unref(struct rpc_call *c)
     struct rpc_server *s = c->s;
     rpc_sendq_done(&c->q);
     grpc_call_unref(c->core);
+    rpc_guard_done(s->guard, c->account);
     pthread_mutex_lock(&s->mu);
     *c->prev = c->next;
     if (c->next)
@@ -986,6 +1079,8 @@ void rpc_server_stop(struct rpc_server *s, unsigned grace_ms)
     for (unsigned i = 0; i < s->n_workers; i++)
         rpc_worker_stop(&s->workers[i]);
     free(s->workers);
+    free(s->beats);
+    rpc_guard_free(s->guard);
     grpc_server_credentials_release(s->creds);
     pthread_cond_destroy(&s->idle);
     pthread_mutex_destroy(&s->mu);

@@ -1,7 +1,9 @@
-/* http2_client.h - a gRPC client that reads no message: its HTTP/2 windows are 0.
+/* http2_client.h - a gRPC client that reads no message: its HTTP/2 windows are 0. It can also send
+ * what good clients do not.
  *
  * Threads: the test's only. */
 #pragma once
+#include <stddef.h>
 #include <stdint.h>
 
 struct http2_client {
@@ -16,4 +18,12 @@ struct http2_client http2_client_open(const char *socket);
 void http2_client_call(struct http2_client *c, const char *path);
 /* Waits until n_headers answers have begun, or were refused. */
 void http2_client_await(struct http2_client *c, unsigned n_headers);
+/* Connects to a port of 127.0.0.1. */
+struct http2_client http2_client_open_tcp(uint16_t port);
+/* Starts n calls and resets each of them; stops when the server ends the connection. */
+void http2_client_reset(struct http2_client *c, const char *path, unsigned n);
+/* Starts a call whose headers have n_bytes and do not end; stops like the above. */
+void http2_client_endless_headers(struct http2_client *c, size_t n_bytes);
+/* Waits until the server has ended the connection. */
+void http2_client_await_end(struct http2_client *c);
 void http2_client_close(struct http2_client *c);

@@ -75,6 +75,7 @@ static void server_settings(const struct rpc_server_options *opt, int max_messag
                                    {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000},
                                    {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
                                    {GRPC_ARG_MAX_CONNECTION_IDLE_MS, 600000},
+                                   {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10000},
                                    {GRPC_ARG_ALLOW_REUSEPORT, 0}};
     struct rpc_server *s;
     assert_int_equal(rpc_server_new(opt, &s), 0);

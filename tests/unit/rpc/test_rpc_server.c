@@ -221,11 +221,11 @@ static void a_long_sentence_is_cut_at_the_client(void **state)
 {
     (void)state;
     char text[FAIL_TEXT_MAX + 11] = "";
+    int n = 0;
     for (size_t len = FAIL_TEXT_MAX - 2; len <= FAIL_TEXT_MAX + 1; len++) {
         struct rpc_tally t;
-        seen.started = 0;
         struct rpc_stream *s = rpc_rig_call(&rig, "/test/Kept", 1, 1, &t);
-        rpc_rig_await(&seen.started, 1);
+        rpc_rig_await(&seen.started, ++n);
         memset(text, 'x', len);
         rpc_call_finish(seen.call, RPC_ABORTED, text);
         rpc_call_finish(seen.call, RPC_OK, "only the first status counts");
@@ -242,17 +242,16 @@ static void an_aborted_call_ends_with_its_status(void **state)
     (void)state;
     for (int stuck = 0; stuck < 2; stuck++) {
         struct rpc_tally t;
-        seen.started = seen.ended = 0;
         struct rpc_stream *s = rpc_rig_open(&rig, "/test/Kept", &t);
         rpc_stream_pause(s);
         rpc_stream_send(s, rpc_rig_ids(1, 1));
         rpc_stream_close(s);
-        rpc_rig_await(&seen.started, 1);
+        rpc_rig_await(&seen.started, stuck + 1);
         for (int i = 0; i < 8 * stuck; i++)
             assert_true(rpc_call_send(seen.call, rpc_rig_text(1 << 20)) > 0);
         rpc_call_abort(seen.call, RPC_ABORTED, "enough");
         rpc_call_unref(seen.call);
-        rpc_rig_await(&seen.ended, 1); // although the client does not read
+        rpc_rig_await(&seen.ended, stuck + 1); // although the client does not read
         rpc_stream_unpause(s);
         rpc_rig_finish(s, &t, RPC_ABORTED);
         assert_string_equal(t.status.text, "enough");

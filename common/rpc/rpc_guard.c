@@ -1,0 +1,276 @@
+/* rpc_guard.c - finds the sockets of abusive connections and shuts them down. */
+#include "rpc/rpc_guard.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/log_pace.h"
+#include "base/metrics.h"
+#include "rpc/rpc_base.h"
+
+/* A sender on the same machine can send 100 MB in this time. A scan takes 3 system calls per
+ * descriptor. */
+#define SCAN_MS 100
+#define BAN_SCAN_MS 20 // while an address is banned: its connections must not last
+
+struct rpc_guard {
+    struct rpc_peers *peers;
+    bool ports[UINT16_MAX + 1]; // where the server listens
+    bool has_ports;
+    DIR *descriptors; // /proc/self/fd, open so that a scan needs no descriptor
+    int wake_fd;
+    int pin_fd; // for a duplicate of the descriptor to shut down
+    atomic_bool stopping;
+    pthread_t thread;
+    _Atomic int64_t *beats; // of each thread of the server, when it last was not stalled
+    unsigned n_beats;
+    struct metric *ended[RPC_PEERS_ENDS];
+    struct log_pace pace;
+};
+
+static const char *const reasons[RPC_PEERS_ENDS] = {[RPC_PEERS_RESETS] = "resets",
+                                                    [RPC_PEERS_BYTES] = "bytes",
+                                                    [RPC_PEERS_STALL] = "stall",
+                                                    [RPC_PEERS_CROWD] = "crowd",
+                                                    [RPC_PEERS_BAN] = "ban"};
+
+static void register_metrics(struct rpc_guard *g)
+{
+    char label[32];
+    for (int i = RPC_PEERS_KEEP + 1; i < RPC_PEERS_ENDS; i++) {
+        snprintf(label, sizeof(label), "reason=\"%s\"", reasons[i]);
+        g->ended[i] =
+            metrics_counter("tandem_rpc_ended_connections_total",
+                            "TCP connections ended because they abused the service.", label);
+    }
+}
+
+/* Half of the descriptors stay for other things. */
+static unsigned max_connections(void)
+{
+    struct rlimit limit = {0};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    return limit.rlim_cur < UINT32_MAX ? (unsigned)limit.rlim_cur / 2 : UINT32_MAX;
+}
+
+int rpc_guard_new(unsigned n_threads, size_t max_bytes, struct rpc_guard **ret)
+{
+    struct rpc_guard *g = rpc_alloc(1, sizeof(*g));
+    g->peers = rpc_peers_new(max_connections(), max_bytes ? max_bytes : RPC_PEERS_BYTES_MAX);
+    g->n_beats = n_threads;
+    g->beats = rpc_alloc(n_threads, sizeof(*g->beats));
+    g->descriptors = opendir("/proc/self/fd");
+    g->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    g->pin_fd = g->wake_fd < 0 ? -1 : fcntl(g->wake_fd, F_DUPFD_CLOEXEC, 0);
+    register_metrics(g);
+    if (!g->descriptors || g->wake_fd < 0 || g->pin_fd < 0) {
+        int r = fail(-errno, "cannot watch connections by /proc/self/fd: %s", strerror(errno));
+        rpc_guard_free(g);
+        return r;
+    }
+    *ret = g;
+    return 0;
+}
+
+static void wake(struct rpc_guard *g)
+{
+    eventfd_write(g->wake_fd, 1);
+}
+
+void rpc_guard_free(struct rpc_guard *g)
+{
+    if (!g)
+        return;
+    atomic_store(&g->stopping, true);
+    if (g->thread) {
+        wake(g);
+        pthread_join(g->thread, NULL);
+    }
+    if (g->descriptors)
+        closedir(g->descriptors);
+    if (g->wake_fd >= 0)
+        close(g->wake_fd);
+    if (g->pin_fd >= 0)
+        close(g->pin_fd);
+    rpc_peers_free(g->peers);
+    free(g->beats);
+    free(g);
+}
+
+void rpc_guard_watch(struct rpc_guard *g, uint16_t port)
+{
+    g->ports[port] = true;
+    g->has_ports = true;
+}
+
+/* ---- the sockets ---- */
+
+/* The client's address of a connected TCP socket. */
+static bool peer_of(int fd, struct rpc_peer_address *ret)
+{
+    struct sockaddr_storage a = {0};
+    return getpeername(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}) == 0 &&
+           rpc_peer_address_of(&a, ret);
+}
+
+/* Whether the server has accepted this descriptor. *ret: its client. */
+static bool is_ours(const struct rpc_guard *g, int fd, struct rpc_peer_address *ret)
+{
+    struct sockaddr_storage a = {0};
+    struct rpc_peer_address own;
+    return getsockname(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}) == 0 &&
+           rpc_peer_address_of(&a, &own) && g->ports[own.port] && peer_of(fd, ret);
+}
+
+/* A kernel or a sandbox without these counts leaves them 0. */
+static void saw(struct rpc_guard *g, int fd, const struct rpc_peer_address *a)
+{
+    struct tcp_info t = {0};
+    getsockopt(fd, IPPROTO_TCP, TCP_INFO, &t, &(socklen_t){sizeof(t)});
+    rpc_peers_saw(g->peers, a, t.tcpi_bytes_received, t.tcpi_bytes_acked, clock_us());
+}
+
+static void report(struct rpc_guard *g, enum rpc_peers_end reason, const struct rpc_peer_address *a)
+{
+    char from[RPC_PEER_ADDRESS_MAX];
+    metrics_add(g->ended[reason], 1);
+    unsigned n = log_pace_due(&g->pace, clock_us());
+    if (n)
+        log_warn("connection ended, its client abuses the service from=%s reason=%s ended=%u",
+                 rpc_peer_address_text(a, from), reasons[reason], n);
+}
+
+/* Drops what gRPC core has not read. Later bytes are refused by the system. */
+static void drop_unread(int fd)
+{
+    char unread[16384];
+    while (recv(fd, unread, sizeof(unread), MSG_DONTWAIT) > 0)
+        ;
+}
+
+/* gRPC core may close fd at any time, and another socket may get its number. The duplicate stays
+ * the same socket. It takes the number of an open descriptor, so there always is one. */
+static void end_if_due(struct rpc_guard *g, int fd, const struct rpc_peer_address *a)
+{
+    struct rpc_peer_address actual;
+    if (dup3(fd, g->pin_fd, O_CLOEXEC) < 0)
+        return;
+    if (is_ours(g, g->pin_fd, &actual) && memcmp(&actual, a, sizeof(actual)) == 0) {
+        enum rpc_peers_end reason = rpc_peers_take(g->peers, a);
+        if (reason) {
+            report(g, reason, a); // before the client notices
+            shutdown(g->pin_fd, SHUT_RDWR);
+            drop_unread(g->pin_fd);
+        }
+    }
+    dup3(g->wake_fd, g->pin_fd, O_CLOEXEC);
+}
+
+static void for_each_connection(struct rpc_guard *g, void (*fn)(struct rpc_guard *g, int fd,
+                                                                const struct rpc_peer_address *a))
+{
+    struct rpc_peer_address a;
+    rewinddir(g->descriptors);
+    for (struct dirent *e; (e = readdir(g->descriptors));) {
+        int fd = *e->d_name == '.' ? -1 : atoi(e->d_name);
+        if (fd >= 0 && is_ours(g, fd, &a))
+            fn(g, fd, &a);
+    }
+}
+
+static int64_t stalled_us(const struct rpc_guard *g)
+{
+    int64_t oldest = atomic_load(&g->beats[0]);
+    for (unsigned i = 1; i < g->n_beats; i++) {
+        int64_t beat = atomic_load(&g->beats[i]);
+        oldest = beat < oldest ? beat : oldest;
+    }
+    return oldest;
+}
+
+static void beat_all(struct rpc_guard *g)
+{
+    for (unsigned i = 0; i < g->n_beats; i++)
+        rpc_guard_beat(g, i);
+}
+
+/* A process that was stopped, or got no CPU, has no stalled threads. */
+static void *guard_main(void *arg)
+{
+    struct rpc_guard *g = arg;
+    struct pollfd p = {.fd = g->wake_fd, .events = POLLIN};
+    int64_t last_us = clock_us();
+    while (!atomic_load(&g->stopping)) {
+        if (clock_us() - last_us > RPC_PEERS_STALL_US / 2)
+            beat_all(g);
+        last_us = clock_us();
+        rpc_peers_scan_begin(g->peers);
+        for_each_connection(g, saw);
+        if (rpc_peers_scan_end(g->peers, stalled_us(g), clock_us()))
+            for_each_connection(g, end_if_due);
+        poll(&p, 1, rpc_peers_are_banned(g->peers, clock_us()) ? BAN_SCAN_MS : SCAN_MS);
+        eventfd_read(g->wake_fd, &(eventfd_t){0});
+    }
+    return NULL;
+}
+
+int rpc_guard_start(struct rpc_guard *g)
+{
+    beat_all(g);
+    int r = g->has_ports ? pthread_create(&g->thread, NULL, guard_main, g) : 0;
+    return r ? fail(-r, "cannot start a thread: %s", strerror(r)) : 0;
+}
+
+void rpc_guard_beat(struct rpc_guard *g, unsigned thread)
+{
+    atomic_store(&g->beats[thread], clock_us());
+}
+
+/* ---- calls ---- */
+
+/* For a connection that rpc_listen.h accepted, gRPC core only tells the descriptor. */
+static bool read_peer(const char *peer, struct rpc_peer_address *ret)
+{
+    return strncmp(peer, "fd:", 3) == 0 ? peer_of(atoi(peer + 3), ret)
+                                        : rpc_peer_address_read(peer, ret);
+}
+
+int rpc_guard_call(struct rpc_guard *g, const char *peer, size_t bytes, struct rpc_peer **ret)
+{
+    struct rpc_peer_address a;
+    *ret = NULL;
+    if (!g->has_ports || !read_peer(peer, &a))
+        return 0;
+    *ret = rpc_peers_call(g->peers, &a, bytes, clock_us());
+    return *ret ? 0 : -ECONNABORTED;
+}
+
+void rpc_guard_message(struct rpc_guard *g, struct rpc_peer *p, size_t bytes)
+{
+    if (p)
+        rpc_peer_message(g->peers, p, bytes);
+}
+
+void rpc_guard_reset(struct rpc_guard *g, struct rpc_peer *p)
+{
+    if (p && rpc_peer_reset(g->peers, p, clock_us()))
+        wake(g);
+}
+
+void rpc_guard_done(struct rpc_guard *g, struct rpc_peer *p)
+{
+    if (p)
+        rpc_peer_done(g->peers, p, clock_us());
+}

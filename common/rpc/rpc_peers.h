@@ -1,0 +1,89 @@
+/* rpc_peers.h - the TCP connections of a server, and which of them abuse it.
+ *
+ * gRPC core has no limit for what a client sends before a call begins, nor for calls that the
+ * client resets. So each connection has an account of its calls and bytes. Bytes are unexplained if
+ * they are in unfinished headers and messages, or in frames that gRPC core ignores or buffers. A
+ * connection is ended if
+ * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
+ * - all connections together have more than RPC_PEERS_BYTES_MAX unexplained bytes, and it has most;
+ * - a thread of the server has been stalled for RPC_PEERS_STALL_US, and it has most of these bytes.
+ *   While a client sends fast enough, gRPC core may read and serve nothing else on that thread;
+ * - there are too many connections, and it has had no call for the longest time;
+ * - it is new, and its address is banned: two of its connections were ended for another reason than
+ *   the last one, at most RPC_PEERS_BAN_US apart. The ban ends RPC_PEERS_BAN_US after the last of
+ *   these.
+ *
+ * Decisions only: the caller passes times and counts. Private to common/rpc.
+ *
+ * Threads: any. One thread scans. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+/* A call counts as reset if its client cancels it within RPC_PEERS_RESET_US and had no answer. */
+#define RPC_PEERS_RESET_US 1000000
+#define RPC_PEERS_RESETS_PER_S 64 // in the long run
+#define RPC_PEERS_RESETS_BURST 2048
+#define RPC_PEERS_BYTES_MAX (128u << 20)
+#define RPC_PEERS_STALL_US 1000000
+#define RPC_PEERS_STALL_BYTES (1u << 20) // less stalls no thread for that time
+#define RPC_PEERS_CALL_BYTES 1024        // frames of a call, without its headers and messages
+#define RPC_PEERS_MESSAGE_BYTES 256      // frames of a further message
+#define RPC_PEERS_BAN_US 30000000
+#define RPC_PEERS_KEPT_US 10000000 // calls of an ended connection arrive later
+
+enum rpc_peers_end {
+    RPC_PEERS_KEEP,
+    RPC_PEERS_RESETS,
+    RPC_PEERS_BYTES,
+    RPC_PEERS_STALL,
+    RPC_PEERS_CROWD, // too many connections
+    RPC_PEERS_BAN,
+    RPC_PEERS_ENDS,
+};
+
+struct rpc_peer_address {
+    uint8_t ip[16]; // of IPv4: mapped to IPv6
+    uint16_t port;
+};
+
+/* text: of grpc_call_get_peer(). False: not TCP. */
+bool rpc_peer_address_read(const char *text, struct rpc_peer_address *ret);
+bool rpc_peer_address_of(const struct sockaddr_storage *from, struct rpc_peer_address *ret);
+/* "192.0.2.1:1234", "[2001:db8::1]:1234" */
+#define RPC_PEER_ADDRESS_MAX 64
+const char *rpc_peer_address_text(const struct rpc_peer_address *a, char out[RPC_PEER_ADDRESS_MAX]);
+
+struct rpc_peers;
+struct rpc_peer;
+
+/* max_bytes: usually RPC_PEERS_BYTES_MAX. */
+struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t max_bytes);
+void rpc_peers_free(struct rpc_peers *ps); // after rpc_peer_done() of all calls
+
+/* A call of this connection begins. bytes: of its headers and its first message. NULL: the
+ * connection is being ended, so the call is void. */
+struct rpc_peer *rpc_peers_call(struct rpc_peers *ps, const struct rpc_peer_address *a,
+                                size_t bytes, int64_t now_us);
+/* A further message has arrived. */
+void rpc_peer_message(struct rpc_peers *ps, struct rpc_peer *p, size_t bytes);
+/* The client has reset the call. True: therefore the connection must be ended now. */
+bool rpc_peer_reset(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
+/* The call has ended; p is not valid afterwards. */
+void rpc_peer_done(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
+
+/* A scan: begin, then rpc_peers_saw() for each connection, then end. received, acked: bytes that
+ * the client has sent, and bytes of ours that it has acknowledged. Read after the scan has begun:
+ * a message counts as received before it counts as delivered. */
+void rpc_peers_scan_begin(struct rpc_peers *ps);
+void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a, uint64_t received,
+                   uint64_t acked, int64_t now_us);
+/* stalled_us: since when the server's slowest thread has been stalled; now_us if none is. Returns
+ * the number of connections to end: those for which rpc_peers_take() tells a reason. */
+unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t now_us);
+/* Whether an address is banned. */
+bool rpc_peers_are_banned(struct rpc_peers *ps, int64_t now_us);
+/* Why this connection must be ended; RPC_PEERS_KEEP: it need not, or was already taken. */
+enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a);

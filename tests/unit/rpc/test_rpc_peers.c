@@ -1,0 +1,416 @@
+/* test_rpc_peers.c - which connections are ended, by their counts; the time is the test's. */
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/mem.h"
+#include "lib/lib.h"
+#include "rpc/rpc_peers.h"
+
+#define S 1000000
+#define MAX_CONNECTIONS 3
+#define MAX_BYTES 1000000
+#define EACH RPC_PEERS_CALL_BYTES // bytes that a call without headers explains
+
+static struct rpc_peers *peers;
+static int64_t now_us;
+
+static int setup(void **state)
+{
+    (void)state;
+    now_us = 1000 * (int64_t)S;
+    peers = rpc_peers_new(MAX_CONNECTIONS, MAX_BYTES);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    rpc_peers_free(peers);
+    return 0;
+}
+
+static struct rpc_peer_address address(uint16_t port)
+{
+    struct rpc_peer_address a;
+    assert_true(rpc_peer_address_read("ipv4:192.0.2.1:1", &a));
+    a.port = port;
+    return a;
+}
+
+static struct rpc_peer *call(uint16_t port, size_t bytes)
+{
+    struct rpc_peer_address a = address(port);
+    return rpc_peers_call(peers, &a, bytes, now_us);
+}
+
+static void saw(uint16_t port, uint64_t received, uint64_t acked)
+{
+    struct rpc_peer_address a = address(port);
+    rpc_peers_saw(peers, &a, received, acked, now_us);
+}
+
+static enum rpc_peers_end take(uint16_t port)
+{
+    struct rpc_peer_address a = address(port);
+    return rpc_peers_take(peers, &a);
+}
+
+/* A scan that sees one connection. Returns why it ends. */
+static enum rpc_peers_end scan(uint64_t received, uint64_t acked)
+{
+    rpc_peers_scan_begin(peers);
+    saw(1, received, acked);
+    unsigned n = rpc_peers_scan_end(peers, now_us, now_us);
+    enum rpc_peers_end end = take(1);
+    assert_int_equal(n, end != RPC_PEERS_KEEP);
+    return end;
+}
+
+static void must_read(const char *text, const char *want)
+{
+    struct rpc_peer_address a;
+    char out[RPC_PEER_ADDRESS_MAX];
+    assert_true(rpc_peer_address_read(text, &a));
+    assert_string_equal(rpc_peer_address_text(&a, out), want);
+}
+
+static void addresses_of_grpc_core_are_read(void **state)
+{
+    (void)state;
+    struct rpc_peer_address a;
+    must_read("ipv4:192.0.2.7:65535", "192.0.2.7:65535");
+    must_read("ipv6:%5B2001:db8::1%5D:80", "[2001:db8::1]:80");
+    must_read("ipv6:%5Bfe80::1%25eth0%5D:80", "[fe80::1]:80");
+    static const char *const others[] = {"unix:", "unix:/a/b", "fd:3",         "",
+                                         "ipv4:", "ipv4:x:1",  "ipv4:1.2.3:4", "ipv6:%5B%5D:1"};
+    for (size_t i = 0; i < ARRAY_LEN(others); i++)
+        assert_false(rpc_peer_address_read(others[i], &a));
+}
+
+static void addresses_of_sockets_are_the_same(void **state)
+{
+    (void)state;
+    struct rpc_peer_address a, b;
+    struct sockaddr_storage s = {0};
+    struct sockaddr_in *v4 = (struct sockaddr_in *)&s;
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&s;
+    assert_false(rpc_peer_address_of(&s, &a));
+    *v4 = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(77)};
+    assert_int_equal(inet_pton(AF_INET, "192.0.2.7", &v4->sin_addr), 1);
+    assert_true(rpc_peer_address_of(&s, &a) && rpc_peer_address_read("ipv4:192.0.2.7:77", &b));
+    assert_memory_equal(&a, &b, sizeof(a));
+    *v6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(77)};
+    assert_int_equal(inet_pton(AF_INET6, "::ffff:192.0.2.7", &v6->sin6_addr), 1);
+    assert_true(rpc_peer_address_of(&s, &a)); // IPv4 at an IPv6 socket
+    assert_memory_equal(&a, &b, sizeof(a));
+}
+
+static unsigned reset_until_end(struct rpc_peer *p, unsigned at_most)
+{
+    for (unsigned n = 1; n <= at_most; n++) {
+        if (rpc_peer_reset(peers, p, now_us))
+            return n;
+    }
+    return 0;
+}
+
+static void resets_end_a_connection_and_make_its_other_calls_void(void **state)
+{
+    (void)state;
+    struct rpc_peer *p = call(1, 0), *other = call(2, 0);
+    assert_int_equal(scan(0, 0), RPC_PEERS_KEEP);
+    assert_int_equal(reset_until_end(p, 9000), RPC_PEERS_RESETS_BURST + 1);
+    assert_false(rpc_peer_reset(peers, p, now_us)); // once only
+    assert_null(call(1, 0));
+    assert_int_equal(scan(0, 0), RPC_PEERS_RESETS);
+    assert_int_equal(scan(0, 0), RPC_PEERS_KEEP); // once only
+    assert_false(rpc_peer_reset(peers, other, now_us));
+    rpc_peer_done(peers, p, now_us);
+    rpc_peer_done(peers, other, now_us);
+}
+
+static void time_forgives_resets(void **state)
+{
+    (void)state;
+    struct rpc_peer *p = call(1, 0);
+    assert_int_equal(reset_until_end(p, RPC_PEERS_RESETS_BURST), 0);
+    now_us += S;
+    assert_int_equal(reset_until_end(p, RPC_PEERS_RESETS_PER_S), 0);
+    now_us += 1000 * (int64_t)S; // forgives no more than there was
+    assert_int_equal(reset_until_end(p, 9000), RPC_PEERS_RESETS_BURST + 1);
+    rpc_peer_done(peers, p, now_us);
+}
+
+/* A clock that moves between the resets forgives as much as one that stands. */
+static void single_resets_are_forgiven_at_the_same_rate(void **state)
+{
+    (void)state;
+    struct rpc_peer *p = call(1, 0);
+    unsigned n = 0;
+    for (; n < 90000 && !rpc_peer_reset(peers, p, now_us); n++)
+        now_us += S / (2 * RPC_PEERS_RESETS_PER_S) + 1;
+    assert_in_range(n, 2 * RPC_PEERS_RESETS_BURST - 64, 2 * RPC_PEERS_RESETS_BURST + 64);
+    rpc_peer_done(peers, p, now_us);
+}
+
+static void bytes_that_nothing_explains_end_a_connection(void **state)
+{
+    (void)state;
+    assert_int_equal(scan(MAX_BYTES, 0), RPC_PEERS_KEEP);
+    assert_int_equal(scan(MAX_BYTES + 1, 0), RPC_PEERS_BYTES);
+}
+
+static void calls_messages_and_our_own_bytes_explain_bytes(void **state)
+{
+    (void)state;
+    struct rpc_peer *p = call(1, 5000);
+    assert_int_equal(scan(MAX_BYTES + EACH + 5000, 0), RPC_PEERS_KEEP);
+    rpc_peer_message(peers, p, 700);
+    uint64_t explained = EACH + 5000 + 700 + RPC_PEERS_MESSAGE_BYTES + 2 * 300;
+    assert_int_equal(scan(MAX_BYTES + explained, 300), RPC_PEERS_KEEP);
+    assert_int_equal(scan(MAX_BYTES + explained + 1, 300), RPC_PEERS_BYTES);
+    rpc_peer_done(peers, p, now_us);
+}
+
+static void explanations_do_not_count_for_later_bytes(void **state)
+{
+    (void)state;
+    struct rpc_peer *p = call(1, 50000000);
+    assert_int_equal(scan(100, 0), RPC_PEERS_KEEP);
+    assert_int_equal(scan(100 + MAX_BYTES + 1, 0), RPC_PEERS_BYTES);
+    rpc_peer_done(peers, p, now_us);
+}
+
+static void what_arrives_during_a_scan_counts_in_the_next_one(void **state)
+{
+    (void)state;
+    struct rpc_peer *p = call(1, 0);
+    rpc_peers_scan_begin(peers);
+    rpc_peer_message(peers, p, 600000);
+    saw(1, 0, 0); // read before the message had arrived
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 0);
+    assert_int_equal(scan(600000 + MAX_BYTES, 0), RPC_PEERS_KEEP);
+    rpc_peer_done(peers, p, now_us);
+}
+
+static void of_all_connections_that_with_most_bytes_ends(void **state)
+{
+    (void)state;
+    rpc_peers_scan_begin(peers);
+    saw(1, 400000, 0);
+    saw(2, 500000, 0);
+    saw(3, 400000, 0);
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 1);
+    assert_int_equal(take(1), RPC_PEERS_KEEP);
+    assert_int_equal(take(2), RPC_PEERS_BYTES);
+    assert_int_equal(take(3), RPC_PEERS_KEEP);
+}
+
+/* Sees one connection, while a thread is stalled since the time given. */
+static enum rpc_peers_end stalled_scan(int64_t stalled_us, uint64_t received)
+{
+    rpc_peers_scan_begin(peers);
+    saw(1, received, 0);
+    rpc_peers_scan_end(peers, stalled_us, now_us);
+    return take(1);
+}
+
+static void a_stalled_thread_ends_the_connection_with_most_bytes(void **state)
+{
+    (void)state;
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 10 * RPC_PEERS_STALL_BYTES);
+    int64_t early_us = now_us - RPC_PEERS_STALL_US;
+    assert_int_equal(stalled_scan(early_us, RPC_PEERS_STALL_BYTES - 1), RPC_PEERS_KEEP);
+    assert_int_equal(stalled_scan(early_us + 1, RPC_PEERS_STALL_BYTES), RPC_PEERS_KEEP);
+    assert_int_equal(stalled_scan(early_us, RPC_PEERS_STALL_BYTES), RPC_PEERS_STALL);
+}
+
+static void a_stall_ends_one_connection_at_a_time(void **state)
+{
+    (void)state;
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 10 * RPC_PEERS_STALL_BYTES);
+    int64_t stalled_us = now_us - RPC_PEERS_STALL_US;
+    for (uint16_t want = 2; want >= 1; want--, now_us += RPC_PEERS_STALL_US) {
+        for (int i = 0; i < 2; i++) {
+            rpc_peers_scan_begin(peers);
+            saw(1, RPC_PEERS_STALL_BYTES, 0);
+            saw(2, RPC_PEERS_STALL_BYTES + 1, 0);
+            assert_int_equal(rpc_peers_scan_end(peers, stalled_us, now_us), i == 0);
+            assert_int_equal(take(want), i == 0 ? RPC_PEERS_STALL : RPC_PEERS_KEEP);
+        }
+    }
+}
+
+static void of_too_many_connections_those_without_calls_end(void **state)
+{
+    (void)state;
+    struct rpc_peer *running = call(1, 0);
+    rpc_peer_done(peers, call(2, 0), now_us);
+    rpc_peers_scan_begin(peers);
+    for (uint16_t i = 5; i >= 1; i--, now_us += S)
+        saw(i, 0, 0); // of those without a call, 5 is the oldest
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 2);
+    assert_int_equal(take(5), RPC_PEERS_CROWD);
+    assert_int_equal(take(4), RPC_PEERS_CROWD);
+    for (uint16_t i = 1; i <= 3; i++)
+        assert_int_equal(take(i), RPC_PEERS_KEEP);
+    rpc_peer_done(peers, running, now_us);
+}
+
+static void connections_with_running_calls_stay(void **state)
+{
+    (void)state;
+    struct rpc_peer *p[MAX_CONNECTIONS + 1];
+    rpc_peers_scan_begin(peers);
+    for (uint16_t i = 0; i <= MAX_CONNECTIONS; i++) {
+        p[i] = call(i, 0);
+        saw(i, 0, 0);
+    }
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 0);
+    rpc_peer_done(peers, p[2], now_us); // it is idle now
+    rpc_peers_scan_begin(peers);
+    for (uint16_t i = 0; i <= MAX_CONNECTIONS; i++)
+        saw(i, 0, 0);
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 1);
+    assert_int_equal(take(2), RPC_PEERS_CROWD);
+    for (uint16_t i = 0; i <= MAX_CONNECTIONS; i++) {
+        if (i != 2)
+            rpc_peer_done(peers, p[i], now_us);
+    }
+}
+
+/* An ended connection that later scans do not see. */
+static void end_and_lose(struct rpc_peer *p)
+{
+    assert_int_equal(scan(500, 0), RPC_PEERS_KEEP);
+    assert_true(reset_until_end(p, 9000));
+    assert_int_equal(scan(500, 0), RPC_PEERS_RESETS);
+    rpc_peers_scan_begin(peers);
+    rpc_peers_scan_end(peers, now_us, now_us);
+}
+
+static void late_calls_of_an_ended_connection_are_void(void **state)
+{
+    (void)state;
+    struct rpc_peer *p = call(1, 0);
+    end_and_lose(p);
+    assert_null(call(1, 0));
+    rpc_peer_done(peers, p, now_us);
+    now_us += RPC_PEERS_KEPT_US; // then it is forgotten
+    rpc_peers_scan_begin(peers);
+    rpc_peers_scan_end(peers, now_us, now_us);
+    assert_non_null(p = call(1, 0));
+    rpc_peer_done(peers, p, now_us);
+}
+
+static void a_new_connection_with_the_address_of_an_ended_one_is_served(void **state)
+{
+    (void)state;
+    struct rpc_peer *p = call(1, 0), *next;
+    end_and_lose(p);
+    assert_int_equal(scan(100, 0), RPC_PEERS_KEEP); // fewer bytes than the old one had sent
+    assert_non_null(next = call(1, 0));
+    rpc_peer_done(peers, next, now_us);
+    rpc_peer_done(peers, p, now_us);
+}
+
+/* A connection from the address of the others, which resets too many calls. */
+static void offend(uint16_t port)
+{
+    struct rpc_peer *p = call(port, 0);
+    assert_true(reset_until_end(p, 9000));
+    rpc_peer_done(peers, p, now_us);
+}
+
+static void after_two_offences_new_connections_of_the_address_end(void **state)
+{
+    (void)state;
+    struct rpc_peer *old = call(1, 0), *other;
+    struct rpc_peer_address elsewhere;
+    assert_true(rpc_peer_address_read("ipv4:192.0.2.2:1", &elsewhere));
+    offend(2);
+    assert_false(rpc_peers_are_banned(peers, now_us));
+    now_us += RPC_PEERS_BAN_US - 1;
+    offend(3);
+    assert_true(rpc_peers_are_banned(peers, now_us));
+    assert_null(call(4, 0));
+    assert_int_equal(scan(0, 0), RPC_PEERS_KEEP); // the old one stays
+    assert_non_null(other = rpc_peers_call(peers, &elsewhere, 0, now_us));
+    rpc_peer_done(peers, other, now_us);
+    rpc_peer_done(peers, old, now_us);
+    now_us += RPC_PEERS_BAN_US;
+    assert_false(rpc_peers_are_banned(peers, now_us));
+    assert_non_null(other = call(5, 0));
+    rpc_peer_done(peers, other, now_us);
+}
+
+/* A call of an IPv6 client. */
+static struct rpc_peer *call_of(const char *text)
+{
+    struct rpc_peer_address a;
+    assert_true(rpc_peer_address_read(text, &a));
+    return rpc_peers_call(peers, &a, 0, now_us);
+}
+
+static void a_ban_covers_the_network_of_an_ipv6_client(void **state)
+{
+    static const char *const from[] = {"ipv6:%5B2001:db8::1%5D:1", "ipv6:%5B2001:db8::2%5D:1"};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct rpc_peer *p = call_of(from[i]);
+        assert_true(reset_until_end(p, 9000));
+        rpc_peer_done(peers, p, now_us);
+    }
+    assert_null(call_of("ipv6:%5B2001:db8::3%5D:1"));
+    struct rpc_peer *other = call_of("ipv6:%5B2001:db8:0:1::3%5D:1");
+    assert_non_null(other);
+    rpc_peer_done(peers, other, now_us);
+}
+
+static void offences_that_lie_apart_ban_nobody(void **state)
+{
+    (void)state;
+    offend(1);
+    now_us += RPC_PEERS_BAN_US;
+    offend(2);
+    assert_false(rpc_peers_are_banned(peers, now_us));
+}
+
+static void a_banned_connection_ends_in_the_next_scan(void **state)
+{
+    (void)state;
+    offend(2);
+    offend(3);
+    assert_int_equal(scan(0, 0), RPC_PEERS_BAN);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(addresses_of_grpc_core_are_read),
+        TEST(addresses_of_sockets_are_the_same),
+        TEST(resets_end_a_connection_and_make_its_other_calls_void),
+        TEST(time_forgives_resets),
+        TEST(single_resets_are_forgiven_at_the_same_rate),
+        TEST(bytes_that_nothing_explains_end_a_connection),
+        TEST(calls_messages_and_our_own_bytes_explain_bytes),
+        TEST(explanations_do_not_count_for_later_bytes),
+        TEST(what_arrives_during_a_scan_counts_in_the_next_one),
+        TEST(of_all_connections_that_with_most_bytes_ends),
+        TEST(a_stalled_thread_ends_the_connection_with_most_bytes),
+        TEST(a_stall_ends_one_connection_at_a_time),
+        TEST(of_too_many_connections_those_without_calls_end),
+        TEST(connections_with_running_calls_stay),
+        TEST(late_calls_of_an_ended_connection_are_void),
+        TEST(a_new_connection_with_the_address_of_an_ended_one_is_served),
+        TEST(after_two_offences_new_connections_of_the_address_end),
+        TEST(a_ban_covers_the_network_of_an_ipv6_client),
+        TEST(offences_that_lie_apart_ban_nobody),
+        TEST(a_banned_connection_ends_in_the_next_scan),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
