@@ -58,7 +58,8 @@ static const struct conf_option table[] = {
     {"load_wait", CONF_FLOAT, &o.load_wait, "30", 0, 3600, NULL, NULL, 0,
      "how long a request waits for a model that is loading, in s"},
     {"queue_wait", CONF_FLOAT, &o.queue_wait, "300", 0.1, 86400, NULL, NULL, 0,
-     "how long a request may wait in a verifier's queue before it gets status 429, in s"},
+     "how long a request may wait for its chat template, or in a verifier's queue, before it gets "
+     "status 429, in s"},
     {"stall_timeout", CONF_FLOAT, &o.stall_timeout, "5", 0.5, 3600, NULL, NULL, 0,
      "silence of a verifier, which otherwise reports twice a second, until its answers are "
      "continued "

@@ -85,6 +85,8 @@ void http_free_body(struct http_request *r);
 /* The API key that the request has sent pays for its memory, not its address. key: a name; keys of
  * one name have one share. Only before the first http_charge(). */
 void http_set_payer(struct http_request *r, const char *key);
+/* Who pays for the memory of the request; after the first charge. */
+const char *http_payer(const struct http_request *r);
 /* Sets the bytes of memory that the request counts against max_bodies. The release of the last
  * reference sets 0. Errors are those of request_memory_set(), and -ENOMEM. */
 int http_charge(struct http_request *r, size_t bytes);

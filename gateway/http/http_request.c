@@ -121,6 +121,11 @@ void http_set_payer(struct http_request *r, const char *key)
         join(r, name);
 }
 
+const char *http_payer(const struct http_request *r)
+{
+    return r->payer ? request_memory_name(r->payer) : "";
+}
+
 static int join_as_address(struct http_request *r)
 {
     char name[ADDRESS_TEXT_MAX];

@@ -23,6 +23,7 @@ DEFINE_AUTO(struct request_memory, request_memory_free)
 
 /* The client of this name, with one more reference. NULL: no memory. */
 struct request_memory_client *request_memory_join(struct request_memory *m, const char *name);
+const char *request_memory_name(const struct request_memory_client *c);
 /* Drops a reference. What the request has counted must be 0. NULL is fine. */
 void request_memory_leave(struct request_memory *m, struct request_memory_client *c);
 
