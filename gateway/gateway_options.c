@@ -65,7 +65,7 @@ static const struct conf_option table[] = {
      "continued "
      "elsewhere, in s"},
     {"resume_wait", CONF_FLOAT, &o.resume_wait, "10", 0, 3600, NULL, NULL, 0,
-     "how long an answer whose verifier is lost waits for one that continues it, in s; 0: it "
+     "how long a request or answer whose verifier is lost waits for one that takes it, in s; 0: it "
      "fails"},
     {"drain_timeout", CONF_FLOAT, &o.drain_timeout, "120", 0, 3600, NULL, NULL, 0,
      "how long running requests may continue after SIGTERM, in s"},

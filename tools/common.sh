@@ -10,7 +10,7 @@ PACKAGES_RUN=(python3 python3-jinja2 curl ca-certificates)
 PACKAGES_TEST=(libcmocka-dev libsimde-dev systemd procps openssl iproute2 chromium)
 PACKAGES_FUZZ=(clang libclang-rt-14-dev)
 PACKAGES_CROSS=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
-PACKAGES_LINT=(clang-format cppcheck) # the quick checkers; clang-tidy and -fanalyzer take minutes
+PACKAGES_LINT=(clang-format clang-tidy cppcheck)
 
 LOGS=build/log
 BIN=${TANDEM_BIN:-build/release} # TANDEM_BIN: use the programs in this folder and build nothing

@@ -27,7 +27,8 @@ write_configuration() {
 
 lint_format() { sources | xargs clang-format --dry-run -Werror; }
 
-lint_tidy() { git ls-files '*.c' | xargs -P "$(nproc)" -n 4 clang-tidy --quiet -p build/dev 2>/dev/null; }
+# lint_tidy PRESET: with the commands and generated headers of this build.
+lint_tidy() { git ls-files '*.c' | xargs -P "$(nproc)" -n 4 clang-tidy --quiet -p "build/$1" 2>/dev/null; }
 
 lint_cppcheck() {
     cppcheck --quiet --error-exitcode=1 --std=c11 --enable=warning,portability --inline-suppr -j "$(nproc)" \
@@ -51,12 +52,12 @@ lint_quick() {
 }
 
 command_lint() {
-    need_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_LINT[@]}" clang-tidy libcmocka-dev python3
+    need_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_LINT[@]}" libcmocka-dev python3
     build dev
     lint_quick
     local script
     for script in tests/lint/test_*.py; do check "$script" /usr/bin/python3 "$script"; done
-    check clang-tidy lint_tidy
+    check clang-tidy lint_tidy dev
     check "gcc -fanalyzer" lint_analyzer
     show_results
 }

@@ -113,6 +113,7 @@ command_test() {
     local options=(-DTANDEM_TEST_TIMEOUT_S=$((long ? 21600 : 600)))
     # What users get. Its assert() is off; both builds with sanitizers have it on.
     build release -DTANDEM_TESTS=ON -DTANDEM_WERROR=ON "${options[@]}"
+    check clang-tidy lint_tidy release
     run_ctest release 'unit|kernel|golden|fuzz|lint|system|clients'
     build asan "${options[@]}"
     run_ctest asan 'unit|fuzz|system|clients'

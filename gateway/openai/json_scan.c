@@ -51,7 +51,7 @@ static int scan_unicode(struct scan *s, bool key)
     for (const char *c = "\\u"; *c; c++, s->at++) {
         if (s->at == s->end)
             return -EAGAIN;
-        if (*s->at != *c)
+        if (*s->at != (unsigned char)*c)
             return -EINVAL;
     }
     rc = scan_hex(s, &second);

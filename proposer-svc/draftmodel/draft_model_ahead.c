@@ -211,7 +211,7 @@ static void extend_branch(struct draft_model *d, struct prop_ask *ask, struct br
     float logprob;
     dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &top);
     float prob = expf(top.logprob);
-    b->is_open = draft_model_draw_trusts(d, ask, prob) && to->n < ask->max_nodes;
+    b->is_open = draft_model_draw_trusts(d, ask, prob); // all branches fit into max_nodes
     if (!b->is_open)
         return;
     if (ask->q_mode == DRAFT_COUPLED) {

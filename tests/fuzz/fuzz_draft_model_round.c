@@ -8,11 +8,12 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-/* The proposer reads its model from a file. */
+/* The proposer reads its model from a file. With 4 layers, 1 MiB of KV is full before the sessions
+ * are. */
 static void write_model(int fd)
 {
     const struct tiny t = {
-        .arch = "llama", .type = KERNEL_Q8_0, .head_type = KERNEL_Q8_0, .n_layers = 1};
+        .arch = "llama", .type = KERNEL_Q8_0, .head_type = KERNEL_Q8_0, .n_layers = 4};
     size_t len;
     void *file = tiny_write(&t, &len);
     if (write(fd, file, len) != (ssize_t)len)
@@ -30,7 +31,7 @@ static void start(void)
     prop_draft_model_settings = (struct prop_draft_model_settings){.model = path,
                                                                    .quantise = (char *)"no",
                                                                    .float_gemm = (char *)"own",
-                                                                   .kv_type = (char *)"int8",
+                                                                   .kv_type = (char *)"f32",
                                                                    .kv_mib = 1,
                                                                    .threads = 1,
                                                                    .sparse_k = 8};

@@ -192,7 +192,7 @@ static void add_layer(struct file *f, uint32_t l)
     }
 }
 
-static void add_vocab(struct file *f)
+static void add_vocab(struct file *f, enum tok_kind kind)
 {
     static float scores[MAX_VOCAB];
     static int32_t kinds[MAX_VOCAB];
@@ -201,15 +201,15 @@ static void add_vocab(struct file *f)
         uint64_t len = (uint64_t)snprintf(name, sizeof(name), i ? "t%u" : "<unk>", i);
         buf_add(&f->texts, &len, sizeof(len));
         buf_add(&f->texts, name, len);
-        kinds[i] = i ? TOK_NORMAL : TOK_UNKNOWN;
+        kinds[i] = (int32_t)(i ? kind : TOK_UNKNOWN);
     }
     set_text(key(f, "tokenizer.ggml.model", GGUF_STRING, 0), "llama");
     array(f, "tokenizer.ggml.tokens", GGUF_STRING, f->n_vocab, f->texts.data, f->texts.len);
     array(f, "tokenizer.ggml.scores", GGUF_FLOAT32, f->n_vocab, scores,
           f->n_vocab * sizeof(*scores));
     array(f, "tokenizer.ggml.token_type", GGUF_I32, f->n_vocab, kinds, f->n_vocab * sizeof(*kinds));
-    key(f, "tokenizer.ggml.bos_token_id", GGUF_U32, 1);
-    key(f, "tokenizer.ggml.eos_token_id", GGUF_U32, 2);
+    key(f, "tokenizer.ggml.bos_token_id", GGUF_U32, f->n_vocab / 2);
+    key(f, "tokenizer.ggml.eos_token_id", GGUF_U32, f->n_vocab - 1);
 }
 
 static void add_rope(struct file *f, struct input *in)
@@ -258,7 +258,7 @@ static void plan_file(struct file *f, struct input *in)
     tensor(f, "token_embd.weight", f->n_embd, f->n_vocab);
     tensor(f, "output_norm.weight", f->n_embd, 0);
     add_rope(f, in);
-    add_vocab(f);
+    add_vocab(f, (enum tok_kind)(TOK_NORMAL + take_below(in, TOK_BYTE)));
     if (take(in, 1) & 1)
         tensor(f, "output.weight", f->n_embd, f->n_vocab);
     for (uint32_t l = 0; l < f->n_layers; l++)
@@ -270,6 +270,7 @@ static void plan_file(struct file *f, struct input *in)
 static void lie_about_key(struct file *f, struct input *in)
 {
     struct key *k = &f->keys[take_below(in, f->n_keys)];
+    uint64_t at;
     switch (take_below(in, 7)) {
     case 0:
         k->value = take_number(in);
@@ -290,7 +291,8 @@ static void lie_about_key(struct file *f, struct input *in)
         *k = f->keys[--f->n_keys];
         break;
     default:
-        k->name[take_below(in, sizeof(k->name) - 1)] = (char)take(in, 1);
+        at = take_below(in, sizeof(k->name) - 1);
+        k->name[at] = (char)take(in, 1);
     }
     f->n_keys += f->n_keys == 0; // one must stay
 }
@@ -298,12 +300,14 @@ static void lie_about_key(struct file *f, struct input *in)
 static void lie_about_tensor(struct file *f, struct input *in)
 {
     struct tensor *t = &f->tensors[take_below(in, f->n_tensors)];
+    uint64_t at;
     switch (take_below(in, 7)) {
     case 0:
         t->type = (uint32_t)take(in, 1);
         break;
     case 1:
-        t->shape[take_below(in, 4)] = take_number(in);
+        at = take_below(in, 4);
+        t->shape[at] = take_number(in);
         break;
     case 2:
         t->n_dims = (uint32_t)take(in, 1);
@@ -318,7 +322,8 @@ static void lie_about_tensor(struct file *f, struct input *in)
         *t = f->tensors[--f->n_tensors];
         break;
     default:
-        t->name[take_below(in, sizeof(t->name) - 1)] = (char)take(in, 1);
+        at = take_below(in, sizeof(t->name) - 1);
+        t->name[at] = (char)take(in, 1);
     }
     f->n_tensors += f->n_tensors == 0;
 }
@@ -449,7 +454,7 @@ static void use(const struct checkpoint *c, struct runner_options *opt)
     AUTO(tok_free) struct tok *t = NULL;
     struct runner r = {0};
     if (tok_new(c, &t) == 0) {
-        opt->n_vocab = tok_n_vocab(t);
+        opt->n_vocab = opt->context ? tok_n_vocab(t) : tok_n_used(t); // verifier or proposer
         if (runner_plan(&r, c, opt) == 0 && runner_bytes(&r.memory) <= MAX_RUN_BYTES &&
             runner_load(&r, NULL, NULL) == 0 && r.context >= ROWS)
             run(&r);
@@ -457,25 +462,31 @@ static void use(const struct checkpoint *c, struct runner_options *opt)
     runner_done(&r);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+static struct runner_options take_options(struct input *in)
 {
     static const int quantise[] = {MODEL_AS_FILE, KERNEL_Q8_0, KERNEL_Q4_0};
     static const enum kernel_kv kv[] = {KERNEL_KV_INT8, KERNEL_KV_F16, KERNEL_KV_F32};
+    struct runner_options o = {.threads = 1,
+                               .memory_check = true,
+                               .max_sequences = 2,
+                               .max_rows = ROWS,
+                               .max_pass_seqs = 1,
+                               .min_logits = 1};
+    o.quantise = quantise[take_below(in, ARRAY_LEN(quantise))];
+    o.kv_type = kv[take_below(in, ARRAY_LEN(kv))];
+    o.kv_mib = take_below(in, 3);
+    o.context = (uint32_t)take_below(in, 2) * 64;
+    return o;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
     struct input in = {data, n};
     static struct file f;
     log_init("fuzz", LOG_LEVEL_ERROR);
     f = (struct file){0};
     buf_init(&f.texts, MAX_FILE);
-    struct runner_options opt = {.threads = 1,
-                                 .memory_check = true,
-                                 .quantise = quantise[take_below(&in, ARRAY_LEN(quantise))],
-                                 .kv_type = kv[take_below(&in, ARRAY_LEN(kv))],
-                                 .kv_mib = take_below(&in, 3),
-                                 .context = (uint32_t)take_below(&in, 2) * 64,
-                                 .max_sequences = 2,
-                                 .max_rows = ROWS,
-                                 .max_pass_seqs = 1,
-                                 .min_logits = 1};
+    struct runner_options opt = take_options(&in);
     unsigned weights = (unsigned)take_below(&in, 5);
     plan_file(&f, &in);
     for (int i = 0; i < 8 && in.n; i++)

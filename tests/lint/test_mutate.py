@@ -81,6 +81,14 @@ class Faults(unittest.TestCase):
         self.assertEqual(suite.system, [])
         self.assertEqual(len(suite.stages("gateway/keys/auth.c")), 3)
 
+    def test_every_listed_fault_can_be_drawn(self):
+        for path, old, new in mutate.known_reasons():
+            with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+                lines = [line.rstrip("\n") for line in f if line.strip() == old]
+            self.assertTrue(lines, "%s lacks the line: %s" % (path, old))
+            drawn = [n.strip() for line in lines for _, n in mutate.faults_of_line(line, mutate.code_lines(line)[0])]
+            self.assertIn(new, drawn, path)
+
 
 if __name__ == "__main__":
     unittest.main()

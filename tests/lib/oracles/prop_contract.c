@@ -34,8 +34,9 @@ struct prop_seq prop_seq_new(const struct prop_ops *ops, void *shared)
 {
     struct prop_seq s = {.ops = ops, .shared = shared};
     s.state = calloc(1, ops->seq_size + 1);
-    s.tokens = calloc(CONTEXT_MAX, sizeof(*s.tokens));
+    s.tokens = malloc(CONTEXT_MAX * sizeof(*s.tokens));
     assert_true(s.state && s.tokens);
+    memset(s.tokens, 0xff, CONTEXT_MAX * sizeof(*s.tokens)); // no vocabulary has the tokens after n
     return s;
 }
 

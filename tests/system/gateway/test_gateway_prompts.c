@@ -27,7 +27,7 @@ static struct http_answer answer(const char *prompts, const char *more)
 {
     struct http_client c;
     asks(&c, stage.port, prompts, more);
-    struct http_answer a = http_client_read(&c, 20000);
+    struct http_answer a = http_client_read(&c, 120000);
     http_client_close(&c);
     return a;
 }

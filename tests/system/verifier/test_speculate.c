@@ -583,7 +583,7 @@ static void must_be_denied(struct rpc_client *c, const char *target, const char 
 
 static void client_on_tcp(const struct service *s, struct rpc_client **ret)
 {
-    unsigned port;
+    unsigned port = 0;
     char target[32];
     size_t len;
     AUTO(mem_free) char *log = lib_read(s->log, &len);

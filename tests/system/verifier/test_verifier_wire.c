@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include "lib/lib.h"
 #include "base/mem.h"
 #include "file/checkpoint.h"
@@ -12,6 +13,7 @@
 #include "verifier-svc/control/control_state.h"
 
 #define MAX_EVENTS 200
+#define WITHIN_S 60
 #define MAX_TEXT 8388608       // bytes of a text
 #define MAX_DETOKENIZE 1048576 // ids
 
@@ -179,10 +181,15 @@ static struct events *events_of(const request *msg)
         rpc_stream_new(client, "/tandem.v1.Verifier/Generate", NULL, &callbacks, e);
     rpc_stream_send(stream, rpc_pack(&msg->base));
     rpc_stream_close(stream);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += WITHIN_S;
+    int r = 0;
     pthread_mutex_lock(&e->mu);
-    while (!e->ended)
-        pthread_cond_wait(&e->changed, &e->mu);
+    while (!e->ended && r == 0)
+        r = pthread_cond_timedwait(&e->changed, &e->mu, &until);
     pthread_mutex_unlock(&e->mu);
+    assert_int_equal(r, 0);
     rpc_stream_free(stream);
     if (e->status.code != RPC_OK)
         fail_msg("%s", e->status.text);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "base/buf.h"
 #include "gateway/http/answer.h"
 #include "gateway/http/http.h"

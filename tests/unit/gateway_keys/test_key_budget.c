@@ -204,8 +204,11 @@ static void the_tighter_limit_is_shown(void **state)
         uint32_t per_minute, per_day;
         uint64_t left;
         bool is_of_day;
-    } v[] = {{600, 0, 600, false},   {0, 1000, 1000, true},  {600, 601, 600, false},
-             {600, 600, 600, false}, {600, 599, 599, true}};
+    } v[] = {{600, 0, 600, false},
+             {0, 1000, 1000, true},
+             {600, 601, 600, false},
+             {600, 600, 600, false},
+             {600, 599, 599, true}};
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
         const struct key_file_limits l = {.tokens_per_minute = v[i].per_minute,
                                           .tokens_per_day = v[i].per_day};

@@ -137,8 +137,8 @@ static void fields_reach_the_template(void **state)
     static const char *const want[] = {
         "[{\"role\":\"system\",\"content\":\"Be brief\"},{\"role\":\"user\",\"content\":\"x\"}",
         "\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}",
-        "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"d\","
-        "\"parameters\":{}}}]",
+        ("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"d\","
+         "\"parameters\":{}}}]"),
         "\"reasoning_effort\":\"low\"", "\"a\":1"};
     int rc = response(body);
     if (rc < 0)

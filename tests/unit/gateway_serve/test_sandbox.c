@@ -326,7 +326,7 @@ static int starts(unsigned *ret_missing)
     int pair[2];
     pid_t pid;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-    int rc = sandbox_start("", pair[1], &pid, ret_missing);
+    int rc = sandbox_start("", pair[1], &endless, &pid, ret_missing);
     close(pair[0]);
     close(pair[1]);
     if (rc == 0)

@@ -31,7 +31,8 @@ static enum part parts[8]; // of the helpers, in the order of their start; the l
 static atomic_uint n_started;
 static unsigned missing_layers;
 
-int __wrap_sandbox_start(const char *script, int fd, pid_t *ret_pid, unsigned *ret_missing);
+int __wrap_sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
+                         pid_t *ret_pid, unsigned *ret_missing);
 
 static void say(int fd, const char *text)
 {
@@ -61,8 +62,10 @@ static void play(int fd, enum part part)
     _exit(0);
 }
 
-int __wrap_sandbox_start(const char *script, int fd, pid_t *ret_pid, unsigned *ret_missing)
+int __wrap_sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
+                         pid_t *ret_pid, unsigned *ret_missing)
 {
+    (void)patience;
     unsigned i = atomic_fetch_add(&n_started, 1);
     enum part part = parts[i < ARRAY_LEN(parts) ? i : ARRAY_LEN(parts) - 1];
     assert_non_null(strstr(script, "jinja2"));

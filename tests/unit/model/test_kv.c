@@ -60,7 +60,7 @@ static void assert_head_marked(struct kv *kv, uint32_t l, uint32_t head, uint32_
     kernel_kv_move(shape.type, dim, put_to, 1, want, 0); // without the bytes that only fill up
     kernel_kv_move(shape.type, dim, kv_bytes_at(kv_bytes_of(kv), l, slot / KV_BLOCK, head),
                    slot % KV_BLOCK, got, 0);
-    if (memcmp(got, want, bytes)) // called very often, so faster than an assertion
+    if (memcmp(got, want, bytes) != 0) // called very often, so faster than an assertion
         assert_memory_equal(got, want, bytes);
 }
 

@@ -1,6 +1,8 @@
 /* test_draft_passes.c - how many passes the draft model runs, with how many rows, and when it
  * stops. A row of a pass takes a time that the test sets. */
+#include <stdlib.h>
 #include <string.h>
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 #include "lib/rigs/draft_rig.h"
 #include "lib/rigs/manager.h"
@@ -414,6 +416,50 @@ static void a_sequence_is_idle_after_64_calls(void **state)
     prop_seq_done(&b);
 }
 
+/* ---- memory ---- */
+
+static void without_memory_there_is_no_draft(void **state)
+{
+    (void)state;
+    for (unsigned ahead = 0; ahead < 2; ahead++) {
+        unsigned n = 0;
+        for (bool failed = true; failed;) {
+            struct draft d = {0};
+            struct prop_seq s;
+            struct prop_ask ask = ahead_ask(&s, 40, 2, 3, &d);
+            if (!ahead) { // the first ask of the sequence, for a drawn draft
+                prop_seq_done(&s);
+                s = draft_rig_story(8);
+                ask = draft_rig_ask(&s, 3, &d);
+                ask.q_mode = DRAFT_SPARSE;
+                ask.sampling.params.temperature = 1;
+            }
+            failing_at(++n);
+            while (!ask.done)
+                draft_once(&ask);
+            failed = failing_has_failed();
+            assert_int_equal(d.n > 0, !failed);
+            free(d.q);
+            prop_seq_done(&s);
+        }
+        assert_int_equal(n - 1, ahead ? 7 : 2); // the list of six branches, and they; rows and q
+    }
+}
+
+static void without_memory_for_counts_penalties_are_ignored(void **state)
+{
+    (void)state;
+    struct prop_seq s = draft_rig_story(8);
+    struct draft plain = prop_seq_draft(&s, 1), d = {0};
+    struct prop_ask ask = draft_rig_ask(&s, 1, &d);
+    ask.sampling.params.repetition = 1.5f;
+    failing_at(1);
+    draft_once(&ask);
+    assert_true(failing_has_failed());
+    prop_same_draft(&d, &plain);
+    prop_seq_done(&s);
+}
+
 /* ---- loading ---- */
 
 /* How often a load that takes this time requests more of it from the service manager. */
@@ -462,6 +508,8 @@ int main(void)
         TEST(at_most_eight_rows_may_be_missing_for_a_draft_ahead),
         TEST(a_pass_has_at_most_32_rows_with_logits),
         TEST(a_sequence_is_idle_after_64_calls),
+        TEST(without_memory_there_is_no_draft),
+        TEST(without_memory_for_counts_penalties_are_ignored),
         TEST(a_long_load_reports_once_a_second),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

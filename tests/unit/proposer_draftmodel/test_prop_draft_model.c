@@ -330,6 +330,9 @@ static void after_the_models_longest_context_there_is_no_draft(void **state)
     struct prop_about about;
     prop_draft_model.about(draft_rig_shared, &about);
     assert_int_equal(about.max_context, 64);
+    assert_string_equal(about.model, "tales-1m-q8_0.gguf");
+    assert_true(about.vocab_digest);
+    assert_int_equal(about.q_modes, (1u << DRAFT_N_Q_MODES) - 1);
     struct prop_seq s = draft_rig_story(60);
     assert_int_equal(prop_seq_draft(&s, 20).n, 4);
     prop_seq_update(&s, 60, (uint32_t[]){1, 2, 3, 4}, 4);

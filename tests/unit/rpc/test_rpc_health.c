@@ -122,7 +122,8 @@ static void a_stop_notifies_the_watchers_of_what_serves(void **state)
 {
     struct rpc_rig *r = *state;
     struct watcher process, idle, serving;
-    struct rpc_stream *a = start_watch(r, "", &process), *b = start_watch(r, "test", &idle);
+    struct rpc_stream *a = start_watch(r->client, "", &process),
+                      *b = start_watch(r->client, "test", &idle);
     rpc_rig_await(&process.t.messages, 1);
     rpc_rig_await(&idle.t.messages, 1);
     rpc_health_set(r->health, "test", false); // no change
@@ -134,7 +135,7 @@ static void a_stop_notifies_the_watchers_of_what_serves(void **state)
     assert_int_equal(process.status[0], SERVING);
     assert_int_equal(process.status[1], NOT_SERVING);
     assert_int_equal(idle.t.messages, 1);
-    struct rpc_stream *c = start_watch(r, "", &serving);
+    struct rpc_stream *c = start_watch(r->client, "", &serving);
     rpc_rig_finish(c, &serving.t, RPC_UNAVAILABLE);
     assert_int_equal(serving.t.messages, 1);
     assert_int_equal(serving.status[0], NOT_SERVING);
@@ -149,7 +150,7 @@ static void a_change_reaches_the_watchers_of_its_service(void **state)
     struct rpc_stream *s[4];
     static const char *const services[] = {"test", "", "test", "other"};
     for (int i = 0; i < 4; i++) {
-        s[i] = start_watch(r, services[i], &w[i]);
+        s[i] = start_watch(r->client, services[i], &w[i]);
         rpc_rig_await(&w[i].t.messages, 1);
     }
     rpc_health_set(r->health, "test", true);

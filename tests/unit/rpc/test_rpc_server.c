@@ -298,14 +298,23 @@ static void on_drain_does_not_come_after_the_status(void **state)
 
 static void a_closed_stream_has_no_on_drain(void **state)
 {
-    (void)state;
+    struct rpc_rig *r = *state;
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_open(&rig, "/test/Told", &t);
-    assert_true(rpc_stream_send(s, rpc_rig_ids(1, 200 << 10)) > 128 << 10); // above its mark
+    struct rpc_stream *s = rpc_rig_open(r, "/test/Paused", &t);
+    rpc_rig_await(&rpc_rig_seen.starts, 1);
+    int sent = 0;
+    for (ssize_t n = 0; n < 512 << 10; sent++) { // the server does not read
+        assert_true(sent < 200);
+        n = rpc_stream_send(s, rpc_rig_ids(1, 16 << 10));
+    }
+    int drains = rpc_rig_count(&t.drains); // while the connection still accepted bytes
     rpc_stream_close(s);
-    rpc_rig_await_end(&t, RPC_OK);
-    assert_int_equal(t.drains, 0);
     assert_int_equal(rpc_stream_send(s, rpc_rig_ids(1, 1)), -ECANCELED);
+    rpc_call_unpause(rpc_rig_seen.kept);
+    rpc_call_unref(rpc_rig_seen.kept);
+    rpc_rig_await_end(&t, RPC_OK);
+    assert_int_equal(t.messages, sent);
+    assert_int_equal(t.drains, drains);
     rpc_stream_free(s);
     rpc_stream_free(NULL);
 }
@@ -435,6 +444,28 @@ static void tcp_without_tls_is_only_for_clients_of_this_machine(void **state)
     assert_true(listen_on(RPC_ROLE_VERIFIER, true, "127.0.0.1:0") > 1);
 }
 
+static void what_grpc_core_logs_is_for_debugging(void **state)
+{
+    (void)state;
+    struct rpc_server *first, *second;
+    char addr[32];
+    assert_int_equal(rpc_server_new(&(struct rpc_server_options){0}, &first), 0);
+    assert_int_equal(rpc_server_new(&(struct rpc_server_options){0}, &second), 0);
+    snprintf(addr, sizeof(addr), "127.0.0.1:%d", rpc_server_listen(first, "127.0.0.1:0"));
+    for (int debug = 0; debug < 2; debug++) {
+        log_init("test", debug ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO);
+        logged_begin();
+        int r = rpc_server_listen(second, addr);
+        const char *log = logged_end();
+        log_init("test", LOG_LEVEL_WARN);
+        assert_int_equal(r, -EADDRINUSE);
+        assert_int_equal(logged_count(log, " debug: grpc ") > 0, debug);
+        assert_int_equal(*log != 0, debug);
+    }
+    rpc_server_stop(second, 0);
+    rpc_server_stop(first, 0);
+}
+
 static void unix_addresses_have_one_or_three_slashes(void **state)
 {
     (void)state;
@@ -518,13 +549,14 @@ int main(void)
         TEST(an_aborted_call_ends_with_its_status),
         TEST(a_call_that_is_not_finished_may_wait_for_its_client),
         TEST(on_drain_does_not_come_after_the_status),
-        TEST(a_closed_stream_has_no_on_drain),
+        RPC_RIG_TEST(a_closed_stream_has_no_on_drain),
         TEST(a_call_knows_whether_it_has_received_a_message),
         RPC_RIG_TEST(a_reply_of_another_type_is_malformed),
         TEST(a_refusal_names_the_roles_and_the_way),
         TEST(each_refusal_is_counted_and_the_first_one_logged),
         cmocka_unit_test(a_port_has_one_to_five_digits_up_to_65535),
         cmocka_unit_test(tcp_without_tls_is_only_for_clients_of_this_machine),
+        cmocka_unit_test(what_grpc_core_logs_is_for_debugging),
         TEST(unix_addresses_have_one_or_three_slashes),
         cmocka_unit_test(passed_sockets_that_cannot_be_served_are_refused),
         cmocka_unit_test(a_target_without_tls_is_warned_of_once),

@@ -890,6 +890,7 @@ static void an_unknown_latency_is_that_of_the_longest_drafts(void **state)
     assert_int_equal(drafts_book_p90_us(b, 3), 10000);
     time_one(b, 1, 1);
     time_one(b, 1, 10);
+    assert_int_equal(drafts_book_p90_us(b, 20), 10);
     time_one(b, 4, 40);
     assert_int_equal(drafts_book_p90_us(b, 20), 40);
     assert_int_equal(drafts_book_p90_us(b, 2), 40);
@@ -1039,6 +1040,19 @@ static void every_answer_is_counted_once(void **state)
     e = *must_send(b, 1, 10, 4, 0);
     assert_true(answer_with(b, &e, 3, BUDGET_US));
     assert_false(c->good); // it was late
+}
+
+/* Even if only one position is left. */
+static void a_proposer_reads_until_nothing_is_left(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = far_book(2);
+    struct draft_answer d;
+    time_one(b, 4, 10);
+    Tandem__V1__SequenceDraft a = answer_to(must_send(b, 1, 10, 4, 0), NULL, 0);
+    a.unread = 1;
+    assert_true(judge(b, &a, 1, &d));
+    assert_int_equal(to_read(b, 1, 12), 2);
 }
 
 /* After the budget, and again after each further budget, or each 100 ms if that is longer. */
@@ -1216,6 +1230,7 @@ int main(void)
         cmocka_unit_test(a_wish_passes_through_unchanged),
         cmocka_unit_test(a_dense_draft_must_fit_into_a_message),
         cmocka_unit_test(every_answer_is_counted_once),
+        cmocka_unit_test(a_proposer_reads_until_nothing_is_left),
         cmocka_unit_test(a_budget_is_missed_again_after_itself_or_100_ms),
         cmocka_unit_test(an_outbox_is_due_after_the_budget_of_its_first_wish),
         cmocka_unit_test(a_waiting_outbox_is_no_fault_while_an_answer_is_owed),

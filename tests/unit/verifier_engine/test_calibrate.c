@@ -135,6 +135,18 @@ static void the_fastest_pass_counts(void **state)
     }
 }
 
+static void a_pass_may_take_a_microsecond(void **state)
+{
+    (void)state;
+    struct runner *r = machine(4096, MAX_ROWS, 300);
+    struct pass_time t;
+    first_us = 1;
+    row_us = 0;
+    assert_int_equal(calibrate(r, &t), 0);
+    must_be(rows_us(&t, 64), 1);
+    machine_free(r);
+}
+
 /* No new size after 1.5 s, and no new turn with context after 0.5 s more. */
 static void a_slow_machine_times_fewer_passes(void **state)
 {
@@ -158,6 +170,12 @@ static void a_slow_machine_times_fewer_passes(void **state)
     assert_int_equal(calibrate(r, &t), 0);
     assert_int_equal(n_passes, 1 + 6 + 4); // the second turn begins 2 us before the limit
     machine_free(r);
+    r = machine(4096, MAX_ROWS, 300);
+    first_us = 250000;
+    row_us = 0;
+    assert_int_equal(calibrate(r, &t), 0);
+    assert_int_equal(n_passes, 1 + 5 + 2); // both limits are reached exactly
+    machine_free(r);
 }
 
 /* Sizes beyond max_logits and contexts beyond the limit are left out. */
@@ -171,6 +189,8 @@ static void only_passes_that_fit_are_timed(void **state)
         assert_true(passes[i].rows <= 10);
     assert_int_equal(n_passes, 1 + 3 * 10 + 6);          // sizes 1 to 10
     assert_int_equal(passes[n_passes - 1].context, 292); // and 8 rows
+    for (uint32_t rows = 1; rows <= 64; rows++)
+        must_be(rows_us(&t, rows), 100 + 10. * rows);
     machine_free(r);
     r = machine(KV_BLOCK + 8, 10, 300); // a context of one block
     assert_int_equal(calibrate(r, &t), 0);
@@ -212,6 +232,7 @@ int main(void)
         cmocka_unit_test(each_size_is_timed_three_times_in_turns),
         cmocka_unit_test(the_time_of_a_context_is_measured),
         cmocka_unit_test(the_fastest_pass_counts),
+        cmocka_unit_test(a_pass_may_take_a_microsecond),
         cmocka_unit_test(a_slow_machine_times_fewer_passes),
         cmocka_unit_test(only_passes_that_fit_are_timed),
         cmocka_unit_test(a_small_pool_limits_the_passes),

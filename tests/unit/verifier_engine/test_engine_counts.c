@@ -464,6 +464,9 @@ static void drafts_of_a_proposer_count_in_usage_and_metrics(void **state)
     assert_true(drafts_stats(engine_drafts(e), 0, &of_drafts));
     assert_int_equal(of_drafts.accepted_tokens, sum.n_accepted);
     engine_stop(e);
+    const struct control_proposer *p = &e->control.proposers[0];
+    assert_int_equal(p->answers.n, 1); // sequences in a message
+    assert_true(p->granted > 0 && p->wished >= p->granted && p->accept_rate.all[0].tried > 0);
     options.speculation = (struct speculation){0};
     unlink(path);
     rmdir(folder);

@@ -237,7 +237,7 @@ static void a_full_inbox_loses_drafts_and_refuses_requests(void **state)
     assert_string_equal(fail_text(), "the server is stopping");
 }
 
-/* What is in the inbox at the end is freed with it. */
+/* The inbox frees its items with it. */
 static void the_rest_of_the_inbox_is_freed(void **state)
 {
     struct engine *e = *state;

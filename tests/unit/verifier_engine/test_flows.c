@@ -360,7 +360,7 @@ static void displaced_requests_are_bounded_until_they_leave(void **state)
     int n = 0;
     for (unsigned i = 0; i < 8; i++)
         assert_int_equal(come(w, "a", 10), 0);
-    for (char flow = 'b'; flow <= 'z'; flow++) {
+    for (int flow = 'b'; flow <= 'z'; flow++) {
         snprintf(name, sizeof(name), "%c", flow);
         while (come(w, name, 10) == 1)
             n++;

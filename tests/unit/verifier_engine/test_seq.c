@@ -269,6 +269,8 @@ static void a_verify_stream_keeps_its_last_row_for_the_draft(void **state)
     assert_int_equal(seq_todo(m.s), 0);
     take_draft(m.s, NULL, NULL, 0, SEQ_NO_PROPOSER);
     assert_int_equal(seq_todo(m.s), 1);
+    m.s->kv.len = n - 2;
+    assert_int_equal(seq_todo(m.s), 1);
     m.s->kv.len = 0; // preempted with its draft
     assert_int_equal(seq_todo(m.s), n - 1);
     done(&m);
@@ -282,8 +284,12 @@ static void a_held_draft_waits_for_the_rows_before_it(void **state)
     uint32_t n = m.s->n = 5;
     take_draft(m.s, (uint32_t[]){1, 2}, (int32_t[]){-1, 0}, 2, 0);
     assert_int_equal(seq_todo(m.s), n - 1);
+    m.s->kv.len = n - 2;
+    assert_int_equal(seq_todo(m.s), 1);
     m.s->kv.len = n - 1;
     assert_int_equal(seq_todo(m.s), 1);
+    m.s->held_until_us = 1; // for another draft
+    assert_int_equal(seq_todo(m.s), 0);
     m.s->kv.len = 0;
     done(&m);
 }

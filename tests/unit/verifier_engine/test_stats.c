@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "lib/lib.h"
+#include "base/mem.h"
 #include "base/metrics.h"
 #include "verifier-svc/engine/stats.h"
 
@@ -61,12 +62,45 @@ static void a_proposer_has_its_own_counters(void **state)
     assert_true(metrics_value(b.drafts) == 0);
 }
 
+/* The bounds of a histogram, joined by spaces. */
+static void bounds_of(const char *name, char *to, size_t size)
+{
+    AUTO(buf_done) struct buf text = {0};
+    char start[120];
+    buf_init(&text, 1 << 20);
+    metrics_render(&text);
+    AUTO(mem_free) char *all = buf_take(&text);
+    snprintf(start, sizeof(start), "\n%s_bucket{le=\"", name);
+    *to = 0;
+    for (const char *at = all; (at = strstr(at, start)); at++) {
+        const char *bound = at + strlen(start);
+        size_t len = strlen(to);
+        snprintf(to + len, size - len, "%s%.*s", len ? " " : "", (int)strcspn(bound, "\""), bound);
+    }
+}
+
+static void histograms_have_these_bounds(void **state)
+{
+    (void)state;
+    static const char *const seconds =
+        "0.001 0.002 0.005 0.01 0.02 0.05 0.1 0.2 0.5 1 2 5 10 20 50 "
+        "100 200 +Inf";
+    static const char *const lengths =
+        "1 2 5 10 20 50 100 200 500 1000 2000 5000 10000 100000 +Inf";
+    char bounds[300];
+    bounds_of("tandem_time_to_first_token_seconds", bounds, sizeof(bounds));
+    assert_string_equal(bounds, seconds);
+    bounds_of("tandem_request_prompt_tokens", bounds, sizeof(bounds));
+    assert_string_equal(bounds, lengths);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_rate_is_the_mean_of_the_last_three_full_seconds),
         cmocka_unit_test(an_old_second_in_the_same_slot_does_not_count),
         cmocka_unit_test(a_proposer_has_its_own_counters),
+        cmocka_unit_test(histograms_have_these_bounds),
     };
     return cmocka_run_group_tests(tests, init, NULL);
 }

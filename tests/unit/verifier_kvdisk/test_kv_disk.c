@@ -4,7 +4,9 @@
 #include <pthread.h>
 #include <sqlite3.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include "base/err.h"
@@ -235,6 +237,27 @@ static void a_block_waiting_to_be_written_is_read(void **state)
     kv_disk_free(d, FLUSH_US);
 }
 
+/* It may have waited for longer than its time to live. */
+static void a_block_lives_from_the_time_when_it_is_written(void **state)
+{
+    (void)state;
+    options.fetched = wait_then_take_fetched;
+    struct kv_disk *d = open_disk();
+    pthread_mutex_lock(&thread_gate);
+    struct kv_disk_fetch *held = kv_disk_fetch(d);
+    held->n = 0;
+    kv_disk_read(d, held);
+    assert_true(put(d, 1));
+    time_s += TTL;
+    assert_false(has(d, 1));
+    pthread_mutex_unlock(&thread_gate);
+    kv_disk_fetched(d, queue_pop(fetched, -1));
+    while (kv_disk_counts(d).n_waiting)
+        nap();
+    assert_true(has(d, 1));
+    kv_disk_free(d, FLUSH_US);
+}
+
 static void the_number_of_fetches_is_limited(void **state)
 {
     (void)state;
@@ -319,6 +342,20 @@ static void a_stop_waits_at_most_the_flush_time(void **state)
     kv_disk_free(d, 0);
 }
 
+static int by_address(const void *a, const void *b)
+{
+    uint8_t *const *x = a, *const *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
+/* No two of n blocks of data overlap. */
+static void must_be_apart(uint8_t **data, size_t n)
+{
+    qsort(data, n, sizeof(*data), by_address);
+    for (size_t i = 1; i < n; i++)
+        assert_true(data[i] - data[i - 1] >= (ptrdiff_t)options.store.block_bytes);
+}
+
 /* 64 MiB of buffers: at least 8, at most 4096. 16 MiB for a fetch: 4 to 64 blocks. */
 static void memory_is_limited_for_every_block_size(void **state)
 {
@@ -331,15 +368,21 @@ static void memory_is_limited_for_every_block_size(void **state)
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         options.store.block_bytes = cases[i].block_bytes;
         struct kv_disk *d = open_disk();
-        uint64_t n = 0;
-        struct kv_store_head head = head_of(++n);
-        while (kv_disk_take(d, &head, 0)) // not written, and never put
-            head = head_of(++n);
-        assert_int_equal(n - 1, cases[i].n_buffers);
+        static uint8_t *data[4096 + KV_DISK_FETCHES * KV_DISK_FETCH];
+        size_t n = 0;
+        struct kv_disk_block *b;
+        struct kv_store_head head = head_of(1);
+        for (; (b = kv_disk_take(d, &head, 0)); head = head_of(1 + n)) // never put
+            data[n++] = b->data;
+        assert_int_equal(n, cases[i].n_buffers);
         assert_int_equal(kv_disk_counts(d).n_dropped, 1);
-        struct kv_disk_fetch *f = kv_disk_fetch(d);
-        assert_int_equal(f->max, cases[i].n_fetch);
-        kv_disk_fetched(d, f);
+        for (unsigned k = 0; k < KV_DISK_FETCHES; k++) {
+            const struct kv_disk_fetch *f = kv_disk_fetch(d);
+            assert_int_equal(f->max, cases[i].n_fetch);
+            for (uint32_t j = 0; j < f->max; j++)
+                data[n++] = f->data[j];
+        }
+        must_be_apart(data, n);
         kv_disk_free(d, 0);
     }
 }
@@ -390,6 +433,7 @@ int main(void)
         TEST(a_hit_and_a_second_eviction_count_as_a_use),
         TEST(full_buffers_drop_blocks_without_waiting),
         TEST(a_block_waiting_to_be_written_is_read),
+        TEST(a_block_lives_from_the_time_when_it_is_written),
         TEST(the_number_of_fetches_is_limited),
         TEST(a_disk_error_turns_only_the_tier_off),
         TEST(a_full_disk_keeps_the_stored_blocks),
