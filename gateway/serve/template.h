@@ -29,8 +29,11 @@ void template_free(struct template *t);
 DEFINE_AUTO(struct template, template_free)
 
 /* Called once. err 0: text is the rendering. Otherwise text is the error:
- * -EINVAL: raised by the template, or caused by it; -EIO: no helper could be started;
- * -ETIMEDOUT: no turn in time; -EBUSY: the template is in a pause; -ECANCELED. */
+ * -EINVAL: raised by the template, or caused by it.
+ * -EIO: no helper could be started.
+ * -ETIMEDOUT: no turn in time.
+ * -EBUSY: the template is in a pause.
+ * -ECANCELED: template_stop(). */
 typedef void template_done(void *user, int err, const char *text, size_t len);
 
 /* payer: whose turn it takes; vars: a JSON object, the variables of the template; now: for
