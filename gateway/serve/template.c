@@ -278,7 +278,7 @@ static void *worker_main(void *arg)
 {
     struct worker *w = arg;
     struct job *j;
-    int rc;
+    int rc = 0;
     worker_ready(w);
     while ((j = take_job(w->t, &rc))) {
         if (rc < 0)
