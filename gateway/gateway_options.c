@@ -41,8 +41,8 @@ static const struct conf_option table[] = {
     {"max_body_kib", CONF_INT, &o.max_body_kib, "8192", 1, 1 << 20, NULL, NULL, 0,
      "largest request body, in KiB"},
     {"max_bodies_mib", CONF_INT, &o.max_bodies_mib, "256", 1, 1 << 20, NULL, NULL, 0,
-     "memory for all requests, in MiB: bodies, what they are parsed into, what stays of them; one "
-     "client may hold as much as it leaves free, so at most half"},
+     "memory for all requests, in MiB: bodies, what they are parsed into, what stays of them, "
+     "answers; one client may hold as much as it leaves free, so at most half"},
     {"max_header_bytes", CONF_INT, &o.max_header_bytes, "16384", 256, 49152, NULL, NULL, 0,
      "largest request header, in bytes"},
     {"max_unread_kib", CONF_INT, &o.max_unread_kib, "1024", 16, 1 << 20, NULL, NULL, 0,
@@ -58,7 +58,8 @@ static const struct conf_option table[] = {
     {"load_wait", CONF_FLOAT, &o.load_wait, "30", 0, 3600, NULL, NULL, 0,
      "how long a request waits for a model that is loading, in s"},
     {"queue_wait", CONF_FLOAT, &o.queue_wait, "300", 0.1, 86400, NULL, NULL, 0,
-     "how long a request may wait in a verifier's queue before it gets status 429, in s"},
+     "how long a request may wait for its chat template, or in a verifier's queue, before it gets "
+     "status 429, in s"},
     {"stall_timeout", CONF_FLOAT, &o.stall_timeout, "5", 0.5, 3600, NULL, NULL, 0,
      "silence of a verifier, which otherwise reports twice a second, until its answers are "
      "continued "

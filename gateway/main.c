@@ -200,9 +200,10 @@ static int start(const struct gateway_options *o)
     rc = rc < 0 ? rc
                 : upstream_new((const char *const *)o->verifiers.v, o->verifiers.n, &patience,
                                &gateway.upstream);
-    rc = rc < 0 ? rc
-                : template_new((unsigned)o->template_workers,
-                               (unsigned)(o->template_timeout * 1000), &templates);
+    rc = rc < 0
+             ? rc
+             : template_new((unsigned)o->template_workers, (unsigned)(o->template_timeout * 1000),
+                            to_us(o->queue_wait), &templates);
     rc = rc < 0 ? rc
                 : completions_new(gateway.upstream, templates, to_us(o->load_wait),
                                   to_us(o->queue_wait), &patience, o->tool_format,

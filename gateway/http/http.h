@@ -85,9 +85,12 @@ void http_free_body(struct http_request *r);
 /* The API key that the request has sent pays for its memory, not its address. key: a name; keys of
  * one name have one share. Only before the first http_charge(). */
 void http_set_payer(struct http_request *r, const char *key);
+/* Who pays for the memory of the request; after the first charge. */
+const char *http_payer(const struct http_request *r);
 /* Sets the bytes of memory that the request counts against max_bodies. The release of the last
  * reference sets 0. Errors are those of request_memory_set(), and -ENOMEM. */
 int http_charge(struct http_request *r, size_t bytes);
+size_t http_charged(const struct http_request *r); // the bytes of the last http_charge()
 /* Counts n more bytes for an answer that runs, see request_memory_grow(). false: they do not
  * fit. */
 bool http_hold(struct http_request *r, size_t n);
@@ -117,7 +120,8 @@ void http_reply(struct http_request *r, int status, const char *type, struct buf
 /* Begins a stream of events (status 200, chunked). Not for HEAD: libmicrohttpd 0.9.75 would send
  * the last chunk, and the client would read it as the next answer. */
 void http_stream(struct http_request *r);
-/* -EAGAIN: taken, but the reader is slow. Pause until the callback of http_on_drain(), or until
+/* Unread bytes above 64 KiB count as by http_charge(). If they find no memory, the reader is slow.
+ * -EAGAIN: taken, but the reader is slow. Pause until the callback of http_on_drain(), or until
  * http_reader_is_slow() is false.
  * -ECANCELED: the client has disconnected. -ENOBUFS: more than max_unread is unread; the client is
  * dropped. */

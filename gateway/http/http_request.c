@@ -13,6 +13,7 @@
 #include "gateway/openai/sse.h"
 
 #define BLOCK_BYTES 16384 // of an answer per read
+#define OUT_STEP 65536    // unread bytes of a stream are counted in whole steps
 
 /* ---- for the application ---- */
 
@@ -42,6 +43,8 @@ void http_unref(struct http_request *r)
         free(r->headers[i].value);
     buf_done(&r->out);
     http_charge(r, 0);
+    if (r->out_counted)
+        request_memory_set(r->s->memory, r->payer, 0, &r->out_counted);
     request_memory_leave(r->s->memory, r->payer);
     free(r->path);
     free(r);
@@ -118,6 +121,11 @@ void http_set_payer(struct http_request *r, const char *key)
         join(r, name);
 }
 
+const char *http_payer(const struct http_request *r)
+{
+    return r->payer ? request_memory_name(r->payer) : "";
+}
+
 static int join_as_address(struct http_request *r)
 {
     char name[ADDRESS_TEXT_MAX];
@@ -132,6 +140,11 @@ int http_charge(struct http_request *r, size_t bytes)
         return 0;
     int rc = r->payer ? 0 : join_as_address(r);
     return rc < 0 ? rc : request_memory_set(r->s->memory, r->payer, bytes, &r->counted);
+}
+
+size_t http_charged(const struct http_request *r)
+{
+    return r->counted;
 }
 
 bool http_hold(struct http_request *r, size_t n)
@@ -217,6 +230,16 @@ void http_stream(struct http_request *r)
     pthread_mutex_unlock(&r->mu);
 }
 
+/* With the lock. Counts the memory of the unread bytes. false: it does not fit. */
+static bool count_out(struct http_request *r)
+{
+    size_t bytes = r->out.cap - r->out.cap % OUT_STEP;
+    if (bytes == r->out_counted)
+        return true;
+    return (r->payer || join_as_address(r) == 0) &&
+           request_memory_set(r->s->memory, r->payer, bytes, &r->out_counted) == 0;
+}
+
 /* With the lock. Takes an event of any size while at most max_unread is unread. The first event
  * does not count. The writer must pause after -EAGAIN. */
 static int append_event(struct http_request *r, const void *data, size_t len)
@@ -238,7 +261,8 @@ static int append_event(struct http_request *r, const void *data, size_t len)
         return -ENOBUFS;
     }
     r->written_us = clock_us();
-    if (!r->slow_since_us && r->out.len > r->s->o.max_unread / 2)
+    bool fits = count_out(r);
+    if (!r->slow_since_us && (!fits || r->out.len > r->s->o.max_unread / 2))
         r->slow_since_us = r->written_us;
     resume_locked(r);
     return r->slow_since_us ? -EAGAIN : 0;
@@ -318,6 +342,17 @@ void http_watch_wake(struct MHD_Connection *c)
 
 /* ---- answers, on the connection's thread ---- */
 
+/* With the lock. Frees the empty buffer if its memory is counted, or should be. */
+static void drop_large(struct http_request *r)
+{
+    if (r->out.cap < OUT_STEP)
+        return;
+    size_t max = r->out.max;
+    buf_done(&r->out);
+    buf_init(&r->out, max);
+    count_out(r);
+}
+
 /* With the lock. Copies unread bytes, at most max; true: the reader has caught up. */
 static bool copy_out(struct http_request *r, char *to, size_t max, ssize_t *ret_n)
 {
@@ -328,6 +363,7 @@ static bool copy_out(struct http_request *r, char *to, size_t max, ssize_t *ret_
     if (n == left) {
         buf_clear(&r->out);
         r->out_at = 0;
+        drop_large(r);
     }
     if (!r->slow_since_us || left - n > r->s->o.max_unread / 4)
         return false;

@@ -59,11 +59,13 @@ struct http_request {
     } headers[HTTP_MAX_HEADERS];
     unsigned n_headers;
     struct buf out;
-    size_t out_at;    // read up to here
-    size_t out_first; // bytes of the event that found `out` empty
+    size_t out_at;      // read up to here
+    size_t out_first;   // bytes of the event that found `out` empty
+    size_t out_counted; // bytes of the server's memory, in addition to `counted`
     int64_t written_us;
-    /* STREAM: time at which more than half of max_unread became unread; 0: the reader is not slow,
-     * or has caught up to a quarter. REPLY: time at which the last block was sent. */
+    /* STREAM: time at which more than half of max_unread was unread, or memory was lacking. 0: the
+     * reader is not slow, or has caught up to a quarter.
+     * REPLY: time at which the last block was sent. */
     int64_t slow_since_us;
     void (*on_close)(void *user);
     void (*on_drain)(void *user);

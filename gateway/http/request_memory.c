@@ -79,6 +79,11 @@ struct request_memory_client *request_memory_join(struct request_memory *m, cons
     return c;
 }
 
+const char *request_memory_name(const struct request_memory_client *c)
+{
+    return c->name;
+}
+
 void request_memory_leave(struct request_memory *m, struct request_memory_client *c)
 {
     if (!c)

@@ -2,8 +2,9 @@
  *
  * A client may hold as much as it leaves free for the others. So one client alone gets at most half
  * of the limit, and a client that comes later half of what is free. As requests end, shares become
- * equal. Only what running answers add may exceed a share. (The dynamic threshold of shared switch
- * buffers with a factor of 1: Choudhury, Hahne 1998, IEEE/ACM Transactions on Networking 6(2).)
+ * equal. Only the token ids that running answers add may exceed a share. (The dynamic threshold of
+ * shared switch buffers with a factor of 1: Choudhury, Hahne 1998, IEEE/ACM Transactions on
+ * Networking 6(2).)
  *
  * Threads: any. */
 #pragma once
@@ -23,6 +24,7 @@ DEFINE_AUTO(struct request_memory, request_memory_free)
 
 /* The client of this name, with one more reference. NULL: no memory. */
 struct request_memory_client *request_memory_join(struct request_memory *m, const char *name);
+const char *request_memory_name(const struct request_memory_client *c);
 /* Drops a reference. What the request has counted must be 0. NULL is fine. */
 void request_memory_leave(struct request_memory *m, struct request_memory_client *c);
 
@@ -34,8 +36,8 @@ void request_memory_leave(struct request_memory *m, struct request_memory_client
 int request_memory_set(struct request_memory *m, struct request_memory_client *c, size_t bytes,
                        size_t *counted);
 
-/* Counts more bytes for an answer that runs. Only the limit binds it, not the share: clients that
- * come later cost it nothing. false: they do not fit, and nothing has changed. */
+/* Counts more bytes for the ids of an answer that runs. Only the limit binds it, not the share:
+ * clients that come later cost it nothing. false: they do not fit, and nothing has changed. */
 bool request_memory_grow(struct request_memory *m, struct request_memory_client *c, size_t more,
                          size_t *counted);
 

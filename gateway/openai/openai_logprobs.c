@@ -18,6 +18,11 @@ void openai_logprobs_done(struct openai_logprobs *l)
     buf_done(&l->offsets);
 }
 
+size_t openai_logprobs_bytes(const struct openai_logprobs *l)
+{
+    return l->tokens.cap + l->values.cap + l->tops.cap + l->offsets.cap;
+}
+
 static bool is_utf8(struct openai_text t)
 {
     for (size_t i = 0; i < t.len;) {

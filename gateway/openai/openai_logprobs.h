@@ -22,4 +22,5 @@ static inline void openai_logprobs_done_auto(struct openai_logprobs *l)
 void openai_logprobs_add(struct openai_logprobs *l, bool chat, const struct openai_token *t,
                          uint32_t offset);
 void openai_logprobs_write(const struct openai_logprobs *l, bool chat, struct buf *to);
-int openai_logprobs_error(const struct openai_logprobs *l); // as buf_error()
+size_t openai_logprobs_bytes(const struct openai_logprobs *l); // memory of the lists
+int openai_logprobs_error(const struct openai_logprobs *l);    // as buf_error()

@@ -40,6 +40,17 @@ static void choice_init(struct openai_choice *c, const struct output_parser_rule
     openai_logprobs_init(&c->logprobs);
 }
 
+static void choice_done(struct openai_choice *c)
+{
+    output_parser_done(&c->parser);
+    buf_done(&c->text);
+    buf_done(&c->reasoning);
+    buf_done(&c->items);
+    buf_done(&c->stop);
+    openai_logprobs_done(&c->logprobs);
+    free(TAKE(c->prompt));
+}
+
 int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
 {
     bool response = h->kind == OPENAI_RESPONSES;
@@ -74,17 +85,15 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
     return 0;
 }
 
+void openai_reply_drop(struct openai_reply *r)
+{
+    for (unsigned i = 0; i < r->n; i++)
+        choice_done(&r->choices[i]);
+}
+
 void openai_reply_done(struct openai_reply *r)
 {
-    for (unsigned i = 0; i < r->n; i++) {
-        output_parser_done(&r->choices[i].parser);
-        buf_done(&r->choices[i].text);
-        buf_done(&r->choices[i].reasoning);
-        buf_done(&r->choices[i].items);
-        buf_done(&r->choices[i].stop);
-        openai_logprobs_done(&r->choices[i].logprobs);
-        free(r->choices[i].prompt);
-    }
+    openai_reply_drop(r);
     output_parser_out_done(&r->out);
     free(r->choices);
     free(r->head);
@@ -96,6 +105,15 @@ void openai_reply_done(struct openai_reply *r)
 size_t openai_reply_kept_bytes(const struct openai_reply *r)
 {
     return tool_types_bytes(r->types) + (r->echoed ? strlen(r->echoed) + 1 : 0);
+}
+
+/* Updates the count after a change of the choice. */
+static void count_collected(struct openai_reply *r, struct openai_choice *c)
+{
+    size_t n = c->text.cap + c->reasoning.cap + c->items.cap + c->n_prompt +
+               openai_logprobs_bytes(&c->logprobs) + output_parser_bytes(&c->parser);
+    r->collected_bytes += n - c->collected_bytes; // may wrap around zero on the way
+    c->collected_bytes = n;
 }
 
 /* A made id has nine characters: Mistral's templates refuse any other length. */
@@ -162,6 +180,7 @@ void openai_reply_started(struct openai_reply *r, unsigned choice, struct openai
         save_prompt(first, prompt);
     c->n_chars += count_chars(prompt);
     r->writer->started(r, choice, prompt, to);
+    count_collected(r, c);
 }
 
 /* Drops hidden reasoning, and calls after the first if only one is allowed. */
@@ -192,6 +211,7 @@ void openai_reply_token(struct openai_reply *r, unsigned choice, const struct op
     r->writer->piece(r, choice, t, to);
     c->n_calls += r->out.calls.n;
     c->n_chars += count_chars(t->text);
+    count_collected(r, c);
 }
 
 void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *reason,
@@ -214,6 +234,7 @@ void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *
         buf_puts(&c->stop, "null");
     r->writer->finished(r, choice, to);
     c->n_calls += r->out.calls.n;
+    count_collected(r, c);
 }
 
 bool openai_reply_complete(const struct openai_reply *r, unsigned prompt)

@@ -71,7 +71,8 @@ struct openai_reply {
     bool has_prediction;              // the request has a predicted output
     char *head; // `{"id":...,"object":...,"created":...,"model":...,` of every object
     struct openai_choice *choices;
-    unsigned n, n_each; // choices of all prompts, and of each prompt; grouped by prompt
+    unsigned n, n_each;     // choices of all prompts, and of each prompt; grouped by prompt
+    size_t collected_bytes; // memory of what is collected of the choices
     uint32_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
     unsigned n_seeds;                      // 0, 1, or 2: the choices have different seeds
     int64_t seed;                          // the last one
@@ -100,6 +101,8 @@ struct openai_reply_head {
 /* -ENOMEM. */
 int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *head);
 void openai_reply_done(struct openai_reply *r);
+/* Frees what is collected of the choices, after the end. The counts stay. */
+void openai_reply_drop(struct openai_reply *r);
 /* The memory that stays of the request while it is answered. */
 size_t openai_reply_kept_bytes(const struct openai_reply *r);
 

@@ -18,6 +18,7 @@ struct openai_choice {
     size_t n_prompt;
     uint32_t prompt_tokens, cached_tokens; // in the first choice of a prompt
     struct openai_logprobs logprobs;
+    size_t collected_bytes; // memory of the buffers above
     unsigned n_events;      // of a response
     int open;               // of a response: the kind of the open item
     size_t n_sent_logprobs; // bytes of the open item's logprobs that events have sent

@@ -115,6 +115,11 @@ void output_parser_done(struct output_parser *p)
     buf_done(&p->rescan);
 }
 
+size_t output_parser_bytes(const struct output_parser *p)
+{
+    return p->held.cap + p->ids.cap + p->call.cap + p->rescan.cap;
+}
+
 /* ---- markers ---- */
 
 enum marker_kind { NOTHING, BEGIN_THINKING, END_THINKING, BEGIN_CALL, BEFORE_CALL, AFTER_CALL };

@@ -92,6 +92,7 @@ void output_parser_out_clear(struct output_parser_out *o); // keeps the memory
 void output_parser_init(struct output_parser *p,
                         const struct output_parser_rules *rules); // NULL: all text is content
 void output_parser_done(struct output_parser *p);
+size_t output_parser_bytes(const struct output_parser *p); // memory of the text that it holds back
 /* Both add to `to`. Its buffers carry the error if there is no memory. */
 void output_parser_feed(struct output_parser *p, const char *text, size_t len,
                         struct output_parser_out *to);

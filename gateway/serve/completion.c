@@ -11,6 +11,9 @@
 #include "gateway/upstream/generate_wire.h"
 
 #define ANSWER_MAX (256u << 20) // bytes of an answer without a stream
+/* The memory of an answer is charged in such steps, the begun one not. So short answers are never
+ * refused, and 1,024 requests have at most 64 MiB that are not charged. */
+#define ANSWER_STEP (64u << 10)
 /* Bytes of token ids that are charged before a request begins: 16,384 tokens. Few answers are
  * longer, and 1,024 requests then charge 64 MiB of the 256 MiB by default. */
 #define RESERVED_MAX (64u << 10)
@@ -61,12 +64,23 @@ static void log_end(struct completion *x, int status)
                    &x->reply, status);
 }
 
+/* Charges so much memory of the answer, in whole steps. Errors are those of http_charge(). */
+static int charge_answer(struct completion *x, size_t bytes)
+{
+    bytes -= bytes % ANSWER_STEP;
+    if (bytes == x->answer_bytes)
+        return 0;
+    int rc = http_charge(x->http, http_charged(x->http) - x->answer_bytes + bytes);
+    x->answer_bytes = rc == 0 ? bytes : x->answer_bytes;
+    return rc;
+}
+
 void completion_fail(struct completion *x, int status, const char *text, const char *param)
 {
     release_verifier(x);
     if (x->streaming) {
         struct buf event;
-        buf_init(&event, 16384);
+        buf_init(&event, ANSWER_MAX); // that of a response repeats what is complete
         openai_reply_fail(&x->reply, status, text, &event);
         http_write(x->http, event.data, event.len);
         http_end(x->http);
@@ -74,6 +88,8 @@ void completion_fail(struct completion *x, int status, const char *text, const c
     } else {
         answer_error(x->http, status, text, param);
     }
+    openai_reply_drop(&x->reply);
+    charge_answer(x, 0);
     log_end(x, status);
 }
 
@@ -111,6 +127,15 @@ static void on_close(void *user)
     completion_cancel(x);
     pthread_mutex_unlock(&x->mu);
     completion_unref(x);
+}
+
+/* A call has failed; the others are useless. */
+static void stop_calls(struct completion *x)
+{
+    pthread_mutex_lock(&x->mu);
+    x->failing = true;
+    completion_cancel(x);
+    pthread_mutex_unlock(&x->mu);
 }
 
 /* ---- the verifier's events ---- */
@@ -165,6 +190,14 @@ static void on_run(struct completion *x, unsigned choice, const Tandem__V1__Toke
     access_log_tokens(&x->log, x->http, choice, run->n_tokens);
 }
 
+/* With answer_mu. The answer has no memory: a is the call that found none. */
+static void run_out_of_memory(struct completion *x, const struct upstream_call *a, int rc)
+{
+    x->failed = a;
+    x->refused_status = answer_charge_status(rc);
+    snprintf(x->refused, sizeof(x->refused), "%s", fail_text());
+}
+
 static void take_event(struct completion *x, unsigned choice, const Tandem__V1__GenerateEvent *e)
 {
     struct buf to;
@@ -190,10 +223,16 @@ static void take_event(struct completion *x, unsigned choice, const Tandem__V1__
 static void on_event(struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
 {
     struct completion *x = a->user;
+    int rc = 0;
     pthread_mutex_lock(&x->answer_mu);
-    if (!x->failed)
+    if (!x->failed) {
         take_event(x, a->index * x->reply.n_each + e->choice, e);
+        if ((rc = charge_answer(x, x->reply.collected_bytes)) < 0)
+            run_out_of_memory(x, a, rc);
+    }
     pthread_mutex_unlock(&x->answer_mu);
+    if (rc < 0)
+        stop_calls(x);
 }
 
 static void on_retry(struct upstream_call *a, const char *from, const char *to, const char *why)
@@ -229,11 +268,36 @@ static void on_lost_ids(struct upstream_call *a)
     access_log_lost_ids();
 }
 
+/* Charges the object beside what is collected for it. A short answer costs nothing. */
+static int charge_end(struct completion *x)
+{
+    size_t collected = x->reply.collected_bytes;
+    return collected < ANSWER_STEP ? 0 : charge_answer(x, 2 * collected);
+}
+
+/* Writes the end of the answer, or the whole. Frees the collected text: a slow reader would
+ * keep both for long. */
+static int write_end(struct completion *x, struct buf *to)
+{
+    size_t collected = x->reply.collected_bytes;
+    if (collected >= ANSWER_STEP) // one allocation; growth would need three times the bytes
+        buf_reserve(to, collected < to->max ? collected : to->max);
+    int rc = openai_reply_end(&x->reply, to);
+    openai_reply_drop(&x->reply);
+    charge_answer(x, rc < 0 || x->streaming ? 0 : to->len); // not more than before
+    return rc;
+}
+
 static void end_complete(struct completion *x)
 {
     struct buf to;
+    int rc = charge_end(x);
+    if (rc < 0) {
+        completion_fail(x, answer_charge_status(rc), fail_text(), "");
+        return;
+    }
     buf_init(&to, ANSWER_MAX);
-    int rc = openai_reply_end(&x->reply, &to);
+    rc = write_end(x, &to);
     if (rc < 0) {
         completion_fail(
             x, 500,
@@ -289,6 +353,8 @@ static void end_failed(struct completion *x, const struct upstream_call *a)
         end_silently(x);
     else if (aborted || !a)
         completion_fail(x, 503, COMPLETION_STOPPING, "");
+    else if (x->refused_status)
+        completion_fail(x, x->refused_status, x->refused, "");
     else if (a->malformed)
         fail_call(x, a, 502, "the verifier's answer is malformed");
     else if (a->overdue && !a->begun)
@@ -362,12 +428,8 @@ static void on_done(struct upstream_call *a)
     if (first)
         x->failed = a;
     pthread_mutex_unlock(&x->answer_mu);
-    if (first) { // the other calls are useless
-        pthread_mutex_lock(&x->mu);
-        x->failing = true;
-        completion_cancel(x);
-        pthread_mutex_unlock(&x->mu);
-    }
+    if (first)
+        stop_calls(x);
     completion_send(x);
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
+#include "base/err.h"
 #include "base/queue.h"
 #include "gateway/upstream/upstream_call.h"
 #include "gateway/serve/completions.h"
@@ -49,6 +50,9 @@ struct completion {
     bool streaming;
     const struct upstream_call *failed; // the first call that failed, or NULL
     size_t reserved;                    // bytes that are charged for token ids, and not used yet
+    size_t answer_bytes;                // that are charged for what the reply collects
+    int refused_status;                 // the answer found no memory; 0: it has
+    char refused[FAIL_TEXT_MAX];        // why
 
     pthread_mutex_t mu;          // guards the fields below
     bool closed;                 // the client has disconnected, or is answered

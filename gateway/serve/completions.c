@@ -88,6 +88,21 @@ static void set_prompt(struct completion *x, const char *text, size_t len)
     completion_unref(x);
 }
 
+static int template_status(int err)
+{
+    switch (err) {
+    case -EINVAL:
+        return 400;
+    case -ETIMEDOUT:
+        return 429;
+    case -EBUSY:
+    case -ECANCELED:
+        return 503;
+    default:
+        return 500;
+    }
+}
+
 static void on_rendered(void *user, int err, const char *text, size_t len)
 {
     struct completion *x = user;
@@ -98,11 +113,7 @@ static void on_rendered(void *user, int err, const char *text, size_t len)
     char why[FAIL_TEXT_MAX];
     snprintf(why, sizeof(why), err == -EINVAL ? "chat template: %.*s" : "%.*s", (int)len, text);
     if (err)
-        completion_fail(x,
-                        err == -EINVAL      ? 400
-                        : err == -ECANCELED ? 503
-                                            : 500,
-                        why, err == -EINVAL ? "messages" : "");
+        completion_fail(x, template_status(err), why, err == -EINVAL ? "messages" : "");
     completion_unref(x);
 }
 
@@ -129,8 +140,8 @@ static void render_chat(struct completion *x)
                 : http_charge(x->http,
                               openai_request_bytes(&x->q) + vars.len + info->chat_template.len);
     rc = rc < 0 ? rc
-                : template_render(x->g->template, info->chat_template.data, info->chat_template.len,
-                                  vars.data, -1, on_rendered, x);
+                : template_render(x->g->template, http_payer(x->http), info->chat_template.data,
+                                  info->chat_template.len, vars.data, -1, on_rendered, x);
     if (rc < 0) {
         completion_fail(x, rc == -EPIPE ? 503 : answer_charge_status(rc), fail_text(), "");
         completion_unref(x);

@@ -17,11 +17,11 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
-#include "base/queue.h"
 #include "gateway/openai/json_write.h"
 #include "gateway/serve/sandbox.h"
 #include "gateway/serve/template.h"
 #include "gateway/serve/template_reply.h"
+#include "gateway/serve/template_turns.h"
 
 #define START_US 20000000 // a cold start of Python on a busy machine is slow
 #define STOPPING "the server is shutting down"
@@ -29,6 +29,7 @@
 extern const char template_worker_source[]; // template_worker.S; a NUL ends it
 
 struct job {
+    struct template_turn turn;
     struct buf line;
     template_done *done;
     void *user;
@@ -44,11 +45,15 @@ struct worker {
 
 struct template
 {
-    struct queue *jobs;
     int stop_fd; // readable after template_stop()
     int64_t timeout_us;
     unsigned n;
     struct worker workers[TEMPLATE_MAX_WORKERS];
+
+    pthread_mutex_t mu; // guards the fields below
+    pthread_cond_t changed;
+    struct template_turns *turns; // of jobs
+    bool stopped;
 };
 
 /* ---- the helper process ---- */
@@ -204,19 +209,19 @@ static int try_render(struct worker *w, const struct job *j)
 
 /* A helper may have died while it was idle, so the request is tried again after the first
  * -EPIPE. */
-static void render_job(struct worker *w, const struct job *j)
+static enum template_turns_result render_job(struct worker *w, const struct job *j)
 {
     int rc = -EPIPE;
     for (unsigned i = 0; i < 2 && rc == -EPIPE; i++) {
         if ((rc = worker_ready(w)) < 0) {
             done_error(j, rc, fail_text());
-            return;
+            return TEMPLATE_TURNS_NOT_TRIED;
         }
         if ((rc = try_render(w, j)) == 0)
-            return;
+            return TEMPLATE_TURNS_DONE;
         if (rc == -ECANCELED) {
             done_error(j, rc, STOPPING);
-            return;
+            return TEMPLATE_TURNS_NOT_TRIED;
         }
         log_warn("chat template helper killed reason=%s", rc == -ETIMEDOUT  ? "time"
                                                           : rc == -EMSGSIZE ? "size"
@@ -232,6 +237,7 @@ static void render_job(struct worker *w, const struct job *j)
                  "the rendering of the chat template is too large: at most %u MiB",
                  TEMPLATE_REPLY_MAX >> 20);
     done_error(j, -EINVAL, text);
+    return TEMPLATE_TURNS_FAILED;
 }
 
 static void job_free(struct job *j)
@@ -240,13 +246,45 @@ static void job_free(struct job *j)
     free(j);
 }
 
+static struct job *job_of(struct template_turn *p)
+{
+    return p ? (struct job *)((char *)p - offsetof(struct job, turn)) : NULL;
+}
+
+/* Waits for the next job; NULL: template_stop(). *ret_rc: as of template_turns_next(). */
+static struct job *take_job(struct template *t, int *ret_rc)
+{
+    struct template_turn *p = NULL;
+    pthread_mutex_lock(&t->mu);
+    while (!t->stopped) {
+        *ret_rc = template_turns_next(t->turns, clock_us(), &p);
+        if (p)
+            break;
+        pthread_cond_wait(&t->changed, &t->mu);
+    }
+    pthread_mutex_unlock(&t->mu);
+    return job_of(p);
+}
+
+static void end_job(struct template *t, const struct job *j, enum template_turns_result result)
+{
+    pthread_mutex_lock(&t->mu);
+    if (template_turns_end(t->turns, &j->turn, result, clock_us()))
+        pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->mu);
+}
+
 static void *worker_main(void *arg)
 {
     struct worker *w = arg;
     struct job *j;
+    int rc = 0;
     worker_ready(w);
-    while ((j = queue_pop(w->t->jobs, -1))) {
-        render_job(w, j);
+    while ((j = take_job(w->t, &rc))) {
+        if (rc < 0)
+            done_error(j, rc, fail_text());
+        else
+            end_job(w->t, j, render_job(w, j));
         job_free(j);
     }
     worker_kill(w);
@@ -255,13 +293,15 @@ static void *worker_main(void *arg)
 
 /* ---- start and end ---- */
 
-int template_new(unsigned n_workers, unsigned timeout_ms, struct template **ret)
+int template_new(unsigned n_workers, unsigned timeout_ms, int64_t wait_us, struct template **ret)
 {
     AUTO(template_free) struct template *t = calloc(1, sizeof(*t));
     if (!t)
         return fail(-ENOMEM, "template: no memory");
+    pthread_mutex_init(&t->mu, NULL);
+    pthread_cond_init(&t->changed, NULL);
     t->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (t->stop_fd < 0 || queue_new(TEMPLATE_MAX_WAITING, &t->jobs) < 0)
+    if (t->stop_fd < 0 || template_turns_new(TEMPLATE_MAX_WAITING, wait_us, &t->turns) < 0)
         return fail(-ENOMEM, "template: no memory or no file descriptor");
     t->timeout_us = (int64_t)timeout_ms * 1000;
     for (; t->n < n_workers; t->n++) {
@@ -274,11 +314,23 @@ int template_new(unsigned n_workers, unsigned timeout_ms, struct template **ret)
     return 0;
 }
 
+/* NULL: none waits. */
+static struct job *drop_job(struct template *t)
+{
+    pthread_mutex_lock(&t->mu);
+    struct job *j = job_of(template_turns_drop(t->turns));
+    pthread_mutex_unlock(&t->mu);
+    return j;
+}
+
 void template_stop(struct template *t)
 {
-    queue_close(t->jobs);
+    pthread_mutex_lock(&t->mu);
+    t->stopped = true;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->mu);
     eventfd_write(t->stop_fd, 1);
-    for (struct job *j; (j = queue_pop(t->jobs, 0)); job_free(j))
+    for (struct job *j; (j = drop_job(t)); job_free(j))
         done_error(j, -ECANCELED, STOPPING);
 }
 
@@ -286,18 +338,32 @@ void template_free(struct template *t)
 {
     if (!t)
         return;
-    if (t->jobs)
+    if (t->turns)
         template_stop(t);
     for (unsigned i = 0; i < t->n; i++)
         pthread_join(t->workers[i].thread, NULL);
-    queue_free(t->jobs);
+    template_turns_free(t->turns);
+    pthread_cond_destroy(&t->changed);
+    pthread_mutex_destroy(&t->mu);
     if (t->stop_fd >= 0)
         close(t->stop_fd);
     free(t);
 }
 
-int template_render(struct template *t, const void *source, size_t source_len, const char *vars,
-                    int64_t now, template_done *done, void *user)
+static int push_job(struct template *t, struct job *j, const char *payer, const void *source,
+                    size_t len)
+{
+    pthread_mutex_lock(&t->mu);
+    int rc = t->stopped ? fail(-EPIPE, STOPPING)
+                        : template_turns_enter(t->turns, &j->turn, payer, source, len, clock_us());
+    if (rc == 0)
+        pthread_cond_signal(&t->changed);
+    pthread_mutex_unlock(&t->mu);
+    return rc;
+}
+
+int template_render(struct template *t, const char *payer, const void *source, size_t source_len,
+                    const char *vars, int64_t now, template_done *done, void *user)
 {
     struct job *j = calloc(1, sizeof(*j));
     if (!j)
@@ -312,9 +378,7 @@ int template_render(struct template *t, const void *source, size_t source_len, c
     buf_puts(&j->line, vars);
     buf_puts(&j->line, "}\n");
     int rc = buf_error(&j->line);
-    if (rc == 0 && (rc = queue_push(t->jobs, j)) < 0)
-        fail(rc, rc == -EPIPE ? STOPPING : "%d chats already wait for their templates; try again",
-             TEMPLATE_MAX_WAITING);
+    rc = rc < 0 ? rc : push_job(t, j, payer, source, source_len);
     if (rc < 0)
         job_free(j);
     return rc;

@@ -3,7 +3,7 @@
  * Templates come from downloaded model files, so they may be hostile. Each helper is
  * `/usr/bin/python3 -I` with Jinja2's SandboxedEnvironment, in a process without network, files and
  * privileges (sandbox.h). A helper that does not answer in time is killed and restarted.
- * Only the request that it rendered gets an error.
+ * Only the request that it rendered gets an error. Clients take turns (template_turns.h).
  *
  * Threads: template_render() on any. Each helper has a thread that waits for it; callbacks run on
  * that thread and must not block. */
@@ -18,9 +18,10 @@
 
 struct template;
 
-/* Starts the helpers. A helper that fails to start is started again for the next rendering.
+/* timeout_ms: of a rendering; wait_us: for a turn.
+ * Starts the helpers. A helper that fails to start is started again for the next rendering.
  * -ENOMEM. */
-int template_new(unsigned n_workers, unsigned timeout_ms, struct template **ret);
+int template_new(unsigned n_workers, unsigned timeout_ms, int64_t wait_us, struct template **ret);
 /* Ends running and waiting renderings immediately with -ECANCELED, and takes no more. Any
  * thread. */
 void template_stop(struct template *t);
@@ -28,13 +29,16 @@ void template_free(struct template *t);
 DEFINE_AUTO(struct template, template_free)
 
 /* Called once. err 0: text is the rendering. Otherwise text is the error:
- * -EINVAL: raised by the template, or caused by it; -EIO: no helper could be started;
- * -ECANCELED. */
+ * -EINVAL: raised by the template, or caused by it.
+ * -EIO: no helper could be started.
+ * -ETIMEDOUT: no turn in time.
+ * -EBUSY: the template is in a pause.
+ * -ECANCELED: template_stop(). */
 typedef void template_done(void *user, int err, const char *text, size_t len);
 
-/* vars: a JSON object, the variables of the template; now: for strftime_now(), -1: the current
- * time.
- * -EAGAIN: too many wait; -EPIPE: stopped; -EMSGSIZE; -ENOMEM. After an error done is not
- * called. */
-int template_render(struct template *t, const void *source, size_t source_len, const char *vars,
-                    int64_t now, template_done *done, void *user);
+/* payer: whose turn it takes; vars: a JSON object, the variables of the template; now: for
+ * strftime_now(), -1: the current time.
+ * -EDQUOT: too many of this payer wait; -EAGAIN: too many of all; -EPIPE: stopped; -EMSGSIZE;
+ * -ENOMEM. After an error done is not called. */
+int template_render(struct template *t, const char *payer, const void *source, size_t source_len,
+                    const char *vars, int64_t now, template_done *done, void *user);

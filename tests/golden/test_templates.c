@@ -12,6 +12,8 @@
 #include "gateway/serve/template.h"
 #include "lib/lib.h"
 
+#define WAIT_US 600000000
+
 struct outcome {
     pthread_mutex_t mu;
     pthread_cond_t cv;
@@ -35,7 +37,7 @@ static void render(struct template *t, const char *source, const char *vars, int
                    struct outcome *o)
 {
     *o = (struct outcome){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0, NULL};
-    assert_int_equal(template_render(t, source, strlen(source), vars, now, keep, o), 0);
+    assert_int_equal(template_render(t, "payer", source, strlen(source), vars, now, keep, o), 0);
     pthread_mutex_lock(&o->mu);
     while (!o->here)
         pthread_cond_wait(&o->cv, &o->mu);
@@ -129,7 +131,7 @@ static void every_rendering_equals_the_golden_text(void **state)
     json_t *cases = json_load_file(path, 0, NULL);
     assert_non_null(cases);
     struct template *t;
-    assert_int_equal(template_new(1, 10000, &t), 0);
+    assert_int_equal(template_new(1, 10000, WAIT_US, &t), 0);
     unsigned n = 0, n_wrong = 0;
     DIR *d = opendir(folder);
     for (struct dirent *e; (e = readdir(d));) {
@@ -195,7 +197,7 @@ static void r1_shows_the_calls_of_its_history(void **state)
     struct template *t;
     struct outcome o;
     assert_int_equal(openai_request_parse(OPENAI_CHAT, body, strlen(body), NULL, &q, &fault), 0);
-    assert_int_equal(template_new(1, 10000, &t), 0);
+    assert_int_equal(template_new(1, 10000, WAIT_US, &t), 0);
     render(t, source, q.template_vars, 0, &o);
     assert_string_equal(o.text, want);
     free(o.text);

@@ -176,6 +176,21 @@ static struct http_answer padded(unsigned host, unsigned port, const char *heade
     return a;
 }
 
+static bool counts_at_least(unsigned port, unsigned long bytes)
+{
+    for (unsigned i = 0; i < 600 && counted_bytes(port, "") < bytes; i++)
+        poll(NULL, 0, 100);
+    return counted_bytes(port, "") >= bytes;
+}
+
+/* The memory of a request is freed a little later than the client has the answer. */
+static bool counts_at_most(unsigned port, unsigned long bytes)
+{
+    for (unsigned i = 0; i < 600 && counted_bytes(port, "") > bytes; i++)
+        poll(NULL, 0, 100);
+    return counted_bytes(port, "") <= bytes;
+}
+
 #define SHARE (2 * (SLOW_BYTES - 1)) // two such bodies; the share of one client is 2 MiB
 
 /* 6 bodies of 1 MB, which is more than the limit of 4 MiB. */
@@ -252,6 +267,58 @@ static void values_count_beside_the_other_requests_of_a_client(void **state)
     child_stop(&s);
 }
 
+/* "flood N" sends N tokens of 1,000 bytes. */
+static void an_answer_that_finds_no_memory_is_refused(void **state)
+{
+    (void)state;
+    const char *more[] = {SMALL, NULL};
+    unsigned at;
+    struct child s = gateway_start(stage.address, more, &at);
+    is_error(http_call(at, "POST", "/v1/completions", "{\"prompt\":\"flood 3000\"}"), 413, NULL,
+             "one client may use 2 MiB");
+    assert_true(counts_at_most(at, 0));
+    struct http_client c = slow_body(1, at, "");
+    assert_true(counts_at_least(at, SLOW_BYTES - 1));
+    is_error(http_call(at, "POST", "/v1/completions", "{\"prompt\":\"flood 900\"}"), 429, NULL,
+             "your other requests use");
+    http_answer_is(padded(2, at, ""), 200, "", "");
+    http_client_close(&c);
+    assert_true(counts_at_most(at, 0));
+    http_answer_is(http_call(at, "POST", "/v1/completions", "{\"prompt\":\"flood 500\"}"), 200, "",
+                   "finish_reason");
+    gateway_await_running(stage.verifier, 0);
+    child_stop(&s);
+}
+
+/* Streams that nobody reads pause; one that is read then is complete. */
+static void unread_streams_leave_memory_for_others(void **state)
+{
+    (void)state;
+    enum { N = 16, TOKENS = 20000 };
+    const char *more[] = {SMALL, "--reader-timeout", "600", NULL};
+    struct http_client c[N];
+    unsigned at, n = 0, status = 200, n_tokens = 0;
+    struct child s = gateway_start(stage.address, more, &at);
+    while (n < N && status == 200) {
+        c[n] = http_client_open(at);
+        http_client_ask(&c[n], "POST /v1/completions", "",
+                        "{\"prompt\":\"flood 20000\",\"stream\":true}");
+        status = (unsigned)http_client_read_head(&c[n++], 20000);
+        assert_true(status == 200 || (status == 429 && n > 1)); // 429: they have used up the share
+    }
+    assert_true(counts_at_least(at, 1 << 20));
+    http_answer_is(padded(2, at, ""), 200, "", "");
+    assert_true(counted_bytes(at, "") <= (4 << 20) / 2);
+    while (n > 1)
+        http_client_close(&c[--n]);
+    for (char *e; (e = http_client_event(&c[0], 60000, NULL)); free(e))
+        n_tokens += strstr(e, "\"finish_reason\":null") != NULL;
+    assert_int_equal(n_tokens, TOKENS);
+    http_client_close(&c[0]);
+    gateway_await_running(stage.verifier, 0);
+    child_stop(&s);
+}
+
 /* The value of a series that has one sample. */
 static unsigned long series(unsigned port, const char *name)
 {
@@ -266,13 +333,6 @@ static unsigned long series(unsigned port, const char *name)
 }
 
 static unsigned n_fillers;
-
-static bool fillers_count_at_least(unsigned port, unsigned long bytes)
-{
-    for (unsigned i = 0; i < 600 && counted_bytes(port, "") < bytes; i++)
-        poll(NULL, 0, 100);
-    return counted_bytes(port, "") >= bytes;
-}
 
 /* Bodies that lack their last byte take all but `rest` bytes; each client has a part of what is
  * free. */
@@ -290,18 +350,15 @@ static void fill(unsigned port, struct http_client *c, size_t rest)
                           "Content-Length: %zu\r\n\r\n",
                           n + 1);
         http_client_send(&c[n_fillers++], body, n);
-        assert_true(fillers_count_at_least(port, used + n));
+        assert_true(counts_at_least(port, used + n));
     }
 }
 
-/* Its memory is freed a little later than the client has the answer. */
 static void completes_and_is_freed(unsigned port, unsigned long before)
 {
     const char *body = "{\"prompt\":\"run 4000\",\"max_tokens\":1024}";
     http_answer_is(http_call(port, "POST", "/v1/completions", body), 200, "", "w3999");
-    for (unsigned i = 0; i < 600 && counted_bytes(port, "") > before; i++)
-        poll(NULL, 0, 100);
-    assert_true(counted_bytes(port, "") <= before);
+    assert_true(counts_at_most(port, before));
 }
 
 /* The verifier sends 4,000 tokens although its context has 1,024 positions, so their ids take more
@@ -358,6 +415,8 @@ int main(void)
         cmocka_unit_test(slow_bodies_of_a_key_leave_memory_for_others),
         cmocka_unit_test(values_count_beside_the_other_requests_of_a_client),
         cmocka_unit_test(an_answer_whose_ids_are_lost_is_counted),
+        cmocka_unit_test(an_answer_that_finds_no_memory_is_refused),
+        cmocka_unit_test(unread_streams_leave_memory_for_others),
         cmocka_unit_test(a_stop_ends_requests_that_wait_to_be_read),
     };
     return cmocka_run_group_tests(tests, stage_open_verifier, stage_close_verifier);

@@ -575,6 +575,42 @@ static void memory_is_charged_to_the_payer(void **state)
     request_memory_leave(server.memory, alice);
 }
 
+static void unread_bytes_of_a_stream_count_until_they_are_read(void **state)
+{
+    (void)state;
+    static char data[200000], got[200000];
+    begin_stream();
+    assert_int_equal(http_write(r, data, 1000), 0);
+    assert_int_equal(request_memory_used(server.memory), 0);
+    assert_int_equal(reads(got, sizeof(got)), 1000);
+    assert_int_equal(http_write(r, data, sizeof(data)), -EAGAIN);
+    assert_in_range(request_memory_used(server.memory), 3 * 65536, 4 * 65536);
+    assert_int_equal(reads(got, sizeof(got)), sizeof(data));
+    assert_int_equal(request_memory_used(server.memory), 0);
+    assert_in_range(request_memory_freed(server.memory), 3 * 65536, 4 * 65536);
+    http_write(r, data, sizeof(data)); // never read
+}
+
+static void a_stream_that_finds_no_memory_pauses_until_it_is_read(void **state)
+{
+    (void)state;
+    static char data[100000], got[100000];
+    struct request_memory_client *other = request_memory_join(server.memory, "other");
+    size_t counted = 0, max_unread = server.o.max_unread;
+    begin_stream();
+    server.o.max_unread = 1 << 20;
+    assert_true(request_memory_grow(server.memory, other, (1 << 20) - 1000, &counted));
+    assert_int_equal(http_write(r, data, sizeof(data)), -EAGAIN);
+    assert_true(http_reader_is_slow(r));
+    assert_int_equal(reads(got, sizeof(got)), sizeof(data));
+    assert_int_equal(n_drained, 1);
+    assert_int_equal(request_memory_set(server.memory, other, 0, &counted), 0);
+    assert_int_equal(http_write(r, data, sizeof(data)), 0);
+    assert_int_equal(reads(got, sizeof(got)), sizeof(data));
+    server.o.max_unread = max_unread;
+    request_memory_leave(server.memory, other);
+}
+
 static void without_a_key_the_address_pays(void **state)
 {
     (void)state;
@@ -628,6 +664,8 @@ int main(void)
         CASE(a_hung_up_stream_ends),
         CASE(nobody_is_told_to_go_on_after_the_end),
         CASE(memory_is_charged_to_the_payer),
+        CASE(unread_bytes_of_a_stream_count_until_they_are_read),
+        CASE(a_stream_that_finds_no_memory_pauses_until_it_is_read),
         CASE(without_a_key_the_address_pays),
         CASE(a_charge_without_memory_is_an_error),
     };

@@ -314,6 +314,116 @@ static void ids_are_reserved_if_the_answer_may_be_continued(void **state)
                          v[i].tokens * sizeof(uint32_t));
 }
 
+/* ---- memory for answers ---- */
+
+/* The call's verifier sends a token of n bytes. */
+static void say(struct completion *x, unsigned call, size_t n)
+{
+    Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
+    Tandem__V1__TokenRun run = TANDEM__V1__TOKEN_RUN__INIT;
+    Tandem__V1__Token token = TANDEM__V1__TOKEN__INIT, *tokens[] = {&token};
+    AUTO(mem_free) char *text = malloc(n);
+    memset(text, 'a', n);
+    token.text = (ProtobufCBinaryData){n, (uint8_t *)text};
+    run.tokens = tokens;
+    run.n_tokens = 1;
+    e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_RUN;
+    e.run = &run;
+    x->calls[call].events->on_event(&x->calls[call], &e);
+}
+
+/* A request whose calls run. The other requests of its client take `others` bytes. */
+static struct completion *running(struct completions *g, struct http_server *server, size_t others,
+                                  size_t *counted)
+{
+    struct http_request *http = calloc(1, sizeof(*http));
+    *http = (struct http_request){.s = server};
+    atomic_init(&http->n_refs, 1);
+    pthread_mutex_init(&http->mu, NULL);
+    assert_int_equal(request_memory_new(4 * MEMORY, &server->memory), 0);
+    http_set_payer(http, "writer");
+    assert_true(request_memory_grow(server->memory, http->payer, others, counted));
+    struct completion *x = generation_of(g, http, N_PROMPTS);
+    assert_int_equal(completion_charge(x), 0);
+    played.n = played.n_ended = played.most = 0;
+    played.after = 1000;
+    completion_send(x);
+    return x;
+}
+
+static void end_running(struct completion *x, size_t others, size_t *counted, int status)
+{
+    struct http_request *http = x->http; // the caller has a reference
+    struct http_server *server = http->s;
+    while (played.n_ended < played.n)
+        end_one();
+    assert_int_equal(http->status, status);
+    assert_int_equal(*counted, others);
+    assert_int_equal(request_memory_set(server->memory, http->payer, 0, counted), 0);
+    http_unref(http);
+    assert_int_equal(request_memory_used(server->memory), 0);
+    request_memory_free(server->memory);
+}
+
+static void an_answer_counts_until_it_is_sent(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    struct http_server server = {0};
+    size_t counted = 0;
+    (void)state;
+    struct completion *x = running(&g, &server, 0, &counted);
+    struct http_request *http = x->http;
+    size_t request = request_memory_used(server.memory);
+    say(x, 0, 1000);
+    assert_int_equal(request_memory_used(server.memory), request); // little is free of charge
+    say(x, 1, 40000);
+    assert_in_range(request_memory_used(server.memory), request, request + 1); // less than a step
+    say(x, 1, 30000);
+    assert_in_range(request_memory_used(server.memory), request + 65536, request + 131072);
+    while (played.n_ended < played.n)
+        end_one();
+    assert_int_equal(http->status, 200);
+    assert_int_equal(request_memory_used(server.memory), request + 65536); // what is to be read
+    size_t freed = request_memory_freed(server.memory);
+    http_unref(http);
+    assert_int_equal(request_memory_used(server.memory), 0);
+    assert_true(request_memory_freed(server.memory) >= freed + 65536);
+    request_memory_free(server.memory);
+}
+
+static void an_answer_that_finds_no_memory_ends_its_request(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    static const struct {
+        size_t others, text; // bytes of the client's other requests, and of each token
+        int status;
+        bool at_end; // the tokens find memory, the object does not
+    } v[] = {{0, 300000, 413, false},
+             {300000, 150000, 429, false},
+             {0, 140000, 413, true},
+             {0, 30000, 200, false}};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct http_server server = {0};
+        size_t counted = 0, of_neighbour = 0;
+        struct completion *x = running(&g, &server, v[i].others, &counted);
+        say(x, 0, v[i].text);
+        say(x, 1, v[i].text);
+        assert_int_equal(x->failing, v[i].status != 200 && !v[i].at_end);
+        size_t used = request_memory_used(server.memory);
+        say(x, 2, v[i].text);
+        if (x->failing)
+            assert_int_equal(request_memory_used(server.memory), used);
+        struct request_memory_client *n = request_memory_join(server.memory, "neighbour");
+        assert_int_equal(request_memory_set(server.memory, n, 1 << 14, &of_neighbour), 0);
+        assert_int_equal(request_memory_set(server.memory, n, 0, &of_neighbour), 0);
+        request_memory_leave(server.memory, n);
+        end_running(x, v[i].others, &counted, v[i].status);
+    }
+}
+
 /* The text of the 500 that an answer with this error becomes. */
 static void answer_with_error_says(int error, const char *part)
 {
@@ -359,6 +469,8 @@ int main(void)
         cmocka_unit_test(a_request_counts_what_stays_of_it),
         cmocka_unit_test(ids_are_reserved_if_the_answer_may_be_continued),
         cmocka_unit_test(an_answer_that_cannot_be_written_is_500),
+        cmocka_unit_test(an_answer_counts_until_it_is_sent),
+        cmocka_unit_test(an_answer_that_finds_no_memory_ends_its_request),
         cmocka_unit_test(only_ids_of_16384_tokens_are_charged_before_they_come),
     };
     return cmocka_run_group_tests(tests, start, NULL);

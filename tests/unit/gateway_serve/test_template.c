@@ -16,6 +16,7 @@
 #include "lib/lib.h"
 
 #define TIMEOUT_MS 300
+#define WAIT_US 600000000
 #define TOO_LONG "longer than 0.3 s"
 #define TRIES 100 // of a rendering that a busy machine may make longer than the time limit
 #define ENDLESS "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -41,10 +42,15 @@ static void keep(void *user, int err, const char *text, size_t len)
     pthread_mutex_unlock(&o->mu);
 }
 
-static void begin(struct outcome *o, const char *source, const char *vars)
+static void begin_as(const char *payer, struct outcome *o, const char *source, const char *vars)
 {
     *o = (struct outcome){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0, NULL};
-    assert_int_equal(template_render(t, source, strlen(source), vars, 0, keep, o), 0);
+    assert_int_equal(template_render(t, payer, source, strlen(source), vars, 0, keep, o), 0);
+}
+
+static void begin(struct outcome *o, const char *source, const char *vars)
+{
+    begin_as("payer", o, source, vars);
 }
 
 static bool is_here(struct outcome *o)
@@ -63,12 +69,14 @@ static void wait_for(struct outcome *o)
     pthread_mutex_unlock(&o->mu);
 }
 
-/* Renders again where that took too long. */
+/* Renders again where that took too long, as another payer because of the pauses. */
 static struct outcome render(const char *source, const char *vars)
 {
     struct outcome o;
     for (unsigned i = 0; i < TRIES; i++) {
-        begin(&o, source, vars);
+        char payer[16];
+        snprintf(payer, sizeof(payer), "payer %u", i);
+        begin_as(payer, &o, source, vars);
         wait_for(&o);
         if (!strstr(o.text, TOO_LONG))
             return o;
@@ -176,7 +184,7 @@ static void text_that_cannot_be_written_ends_no_helper(void **state)
 {
     (void)state;
     struct template *shared = t;
-    assert_int_equal(template_new(1, 60000, &t), 0);
+    assert_int_equal(template_new(1, 60000, WAIT_US, &t), 0);
     struct outcome before = render("{{ lipsum }}", "{}"); // has an address of the process
     renders("{{ '\\ud800' }}", "{}", "?");
     fails("{{ raise_exception('\\udfff') }}", "?");
@@ -245,7 +253,7 @@ static void a_looping_template_does_not_delay_others(void **state)
     (void)state;
     struct template *shared = t;
     struct outcome slow;
-    assert_int_equal(template_new(2, 600000, &t), 0);
+    assert_int_equal(template_new(2, 600000, WAIT_US, &t), 0);
     begin(&slow, ENDLESS, "{}");
     still_renders(); // by the other helper
     still_renders();
@@ -290,7 +298,7 @@ static void the_death_of_an_idle_helper_has_no_effect(void **state)
 {
     (void)state;
     struct template *shared = t;
-    assert_int_equal(template_new(1, TIMEOUT_MS, &t), 0);
+    assert_int_equal(template_new(1, TIMEOUT_MS, WAIT_US, &t), 0);
     still_renders();
     pid_t helpers[8];
     unsigned n = find_helpers(0, helpers, 8);
@@ -306,31 +314,40 @@ static void the_death_of_an_idle_helper_has_no_effect(void **state)
     still_renders();
 }
 
-/* What an own instance with one helper returns for this request; done is not called. */
+/* A request that the own instance does not take; done is not called. */
 static void refused(int want, const char *vars, const char *part)
 {
-    assert_int_equal(template_render(t, "x", 1, vars, 0, keep, NULL), want);
+    assert_int_equal(template_render(t, "payer", "x", 1, vars, 0, keep, NULL), want);
     if (!strstr(fail_text(), part))
         fail_msg("%s", fail_text());
+}
+
+/* An instance with one helper, which renders an endless loop for "mallory". */
+static struct template *busy(struct outcome *loop, unsigned timeout_ms)
+{
+    struct template *shared = t;
+    pid_t helpers[8];
+    assert_int_equal(template_new(1, timeout_ms, WAIT_US, &t), 0);
+    still_renders();
+    while (find_helpers('R', helpers, 8))
+        poll(NULL, 0, 5);
+    begin_as("mallory", loop, ENDLESS, "{}");
+    while (!find_helpers('R', helpers, 8)) // until it no longer waits
+        poll(NULL, 0, 5);
+    return shared;
 }
 
 static void renderings_that_wait_are_limited(void **state)
 {
     (void)state;
-    struct template *shared = t;
-    static struct outcome o[TEMPLATE_MAX_WAITING + 1];
-    pid_t busy[8];
-    assert_int_equal(template_new(1, 60000, &t), 0);
-    still_renders();
-    while (find_helpers('R', busy, 8))
-        poll(NULL, 0, 5);
-    begin(&o[0], ENDLESS, "{}");
-    while (!find_helpers('R', busy, 8)) // until it no longer waits
-        poll(NULL, 0, 5);
+    enum { MOST = TEMPLATE_MAX_WAITING / 2 };
+    static struct outcome o[MOST + 2];
+    struct template *shared = busy(&o[0], 60000);
     unsigned n = 1;
-    for (; n <= TEMPLATE_MAX_WAITING; n++)
+    for (; n <= MOST; n++)
         begin(&o[n], "x", "{}");
-    refused(-EAGAIN, "{}", "1024 chats already wait for their templates");
+    refused(-EDQUOT, "{}", "512 of your chats already wait for their templates");
+    begin_as("neighbour", &o[n++], "x", "{}");
     template_stop(t);
     for (unsigned i = 0; i < n; i++) {
         wait_for(&o[i]);
@@ -338,6 +355,28 @@ static void renderings_that_wait_are_limited(void **state)
         free(o[i].text);
     }
     refused(-EPIPE, "{}", "");
+    template_free(t);
+    t = shared;
+}
+
+/* It fails twice, then others need no helper; during a pause of 1 s at least. */
+static void a_template_that_failed_repeatedly_is_refused(void **state)
+{
+    (void)state;
+    enum { N = 20 };
+    struct outcome o[N];
+    struct template *shared = busy(&o[0], TIMEOUT_MS);
+    unsigned n_refused = 0;
+    for (unsigned i = 1; i < N; i++)
+        begin_as("mallory", &o[i], ENDLESS, "{}");
+    for (unsigned i = 0; i < N; i++) {
+        wait_for(&o[i]);
+        n_refused += o[i].err == -EBUSY;
+        assert_int_equal(strstr(o[i].text, "times in a row; it is tried again in") != NULL,
+                         o[i].err == -EBUSY);
+        free(o[i].text);
+    }
+    assert_in_range(n_refused, 1, N - 2);
     template_free(t);
     t = shared;
 }
@@ -356,7 +395,7 @@ static void stopping_ends_renderings_immediately(void **state)
     (void)state;
     struct template *shared = t;
     pid_t busy[8];
-    assert_int_equal(template_new(1, 60000, &t), 0);
+    assert_int_equal(template_new(1, 60000, WAIT_US, &t), 0);
     still_renders();
     while (find_helpers('R', busy, 8))
         poll(NULL, 0, 5);
@@ -409,7 +448,7 @@ static struct outcome ask_hostile(const char *code, unsigned timeout_ms)
              "    %s\n",
              code);
     hostile = script;
-    assert_int_equal(template_new(1, timeout_ms, &t), 0);
+    assert_int_equal(template_new(1, timeout_ms, WAIT_US, &t), 0);
     begin(&o, "x", "{}");
     wait_for(&o);
     template_free(t);
@@ -468,7 +507,7 @@ static void a_helper_that_does_not_start_is_an_error(void **state)
     struct template *shared = t;
     struct outcome o;
     hostile = "";
-    assert_int_equal(template_new(1, TIMEOUT_MS, &t), 0);
+    assert_int_equal(template_new(1, TIMEOUT_MS, WAIT_US, &t), 0);
     begin(&o, "x", "{}");
     wait_for(&o);
     template_free(t);
@@ -485,7 +524,7 @@ static void stopping_does_not_await_the_start_of_a_helper(void **state)
     struct template *shared = t;
     struct outcome o;
     holds_start = true;
-    assert_int_equal(template_new(1, TIMEOUT_MS, &t), 0);
+    assert_int_equal(template_new(1, TIMEOUT_MS, WAIT_US, &t), 0);
     begin(&o, "x", "{}");
     template_free(t);
     holds_start = false;
@@ -499,7 +538,7 @@ static void stopping_does_not_await_the_start_of_a_helper(void **state)
 static int start(void **state)
 {
     (void)state;
-    return template_new(2, TIMEOUT_MS, &t);
+    return template_new(2, TIMEOUT_MS, WAIT_US, &t);
 }
 
 static int stop(void **state)
@@ -524,6 +563,7 @@ int main(void)
         cmocka_unit_test(a_looping_template_does_not_delay_others),
         cmocka_unit_test(the_death_of_an_idle_helper_has_no_effect),
         cmocka_unit_test(renderings_that_wait_are_limited),
+        cmocka_unit_test(a_template_that_failed_repeatedly_is_refused),
         cmocka_unit_test(a_request_over_the_limit_is_refused),
         cmocka_unit_test(stopping_ends_renderings_immediately),
         cmocka_unit_test(a_reply_that_is_none_ends_its_request_only),

@@ -20,6 +20,8 @@
 #include "lib/lib.h"
 #include "lib/rigs/logged.h"
 
+#define WAIT_US 600000000
+
 /* ---- helpers ---- */
 
 /* What the helper does after it has read a request; a helper plays its part for ever. */
@@ -101,7 +103,7 @@ static void keep(void *user, int err, const char *text, size_t len)
 static bool renders(struct template *t, int err, const char *text)
 {
     outcome.here = false;
-    assert_int_equal(template_render(t, "x", 1, "{}", 0, keep, &outcome), 0);
+    assert_int_equal(template_render(t, "payer", "x", 1, "{}", 0, keep, &outcome), 0);
     pthread_mutex_lock(&outcome.mu);
     while (!outcome.here)
         pthread_cond_wait(&outcome.cv, &outcome.mu);
@@ -155,7 +157,7 @@ static void each_failure_has_its_error(void **state)
         atomic_store(&n_started, 0);
         logged_begin();
         bool slow = v[i].first == SLOW; // the others have time, also on a busy machine
-        assert_int_equal(template_new(1, slow ? 200 : 60000, &t), 0);
+        assert_int_equal(template_new(1, slow ? 200 : 60000, WAIT_US, &t), 0);
         bool ok = renders(t, v[i].err, v[i].text);
         if (ok && !slow)
             ok = renders(t, v[i].later == GOOD ? 0 : v[i].err,
@@ -182,7 +184,7 @@ static void missing_layers_are_one_warning(void **state)
     logged_begin();
     for (unsigned i = 0; i < 3; i++) {
         missing_layers = i ? SANDBOX_LANDLOCK : 0;
-        assert_int_equal(template_new(1, 20000, &t), 0);
+        assert_int_equal(template_new(1, 20000, WAIT_US, &t), 0);
         assert_true(renders(t, 0, "fine"));
         template_free(t);
     }
@@ -198,9 +200,9 @@ static void a_stop_ends_a_start_and_a_rendering(void **state)
     struct template *t = NULL;
     for (size_t j = 0; j < ARRAY_LEN(parts); j++)
         parts[j] = SLOW;
-    assert_int_equal(template_new(1, 600000, &t), 0);
+    assert_int_equal(template_new(1, 600000, WAIT_US, &t), 0);
     outcome.here = false;
-    assert_int_equal(template_render(t, "x", 1, "{}", -1, keep, &outcome), 0);
+    assert_int_equal(template_render(t, "payer", "x", 1, "{}", -1, keep, &outcome), 0);
     template_stop(t);
     template_free(t);
     assert_true(outcome.here);
@@ -216,18 +218,18 @@ static void failed_allocations_are_errors(void **state)
     unsigned before = n_descriptors();
     for (unsigned n = 1; n <= 2; n++) {
         failing_at(n);
-        assert_int_equal(template_new(1, 200, &t), -ENOMEM);
+        assert_int_equal(template_new(1, 200, WAIT_US, &t), -ENOMEM);
         assert_true(failing_has_failed());
     }
     assert_int_equal(n_descriptors(), before);
     for (size_t j = 0; j < ARRAY_LEN(parts); j++)
         parts[j] = GOOD;
-    assert_int_equal(template_new(1, 20000, &t), 0);
+    assert_int_equal(template_new(1, 20000, WAIT_US, &t), 0);
     assert_true(renders(t, 0, "fine"));
     failing_at(1);
-    assert_int_equal(template_render(t, "x", 1, "{}", 0, keep, &outcome), -ENOMEM);
+    assert_int_equal(template_render(t, "payer", "x", 1, "{}", 0, keep, &outcome), -ENOMEM);
     failing_at(2);
-    assert_int_equal(template_render(t, "x", 1, "{}", 0, keep, &outcome), -ENOMEM);
+    assert_int_equal(template_render(t, "payer", "x", 1, "{}", 0, keep, &outcome), -ENOMEM);
     failing_at(0);
     template_free(t);
 }

@@ -1,0 +1,49 @@
+/* template_turns.h - which waiting chat is rendered next, and which one is refused. Decisions only.
+ *
+ * Payers take turns, and chats of one payer keep their order. A payer is an API key's name or a
+ * client's address. It may have as many chats waiting as it leaves places free for others.
+ *
+ * A template that fails for a payer, because its helper had to be killed, runs for this payer in
+ * one helper at a time. From the second failure in a row on, it is refused for a growing pause. It
+ * is not refused for others: a payer could make a good template slow by its messages.
+ *
+ * Threads: one at a time. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/mem.h"
+
+#define TEMPLATE_TURNS_FAILING 256 // failing templates that are known; then the oldest is forgotten
+#define TEMPLATE_TURNS_MAX_PAUSE_S 60
+
+struct template_turns;
+
+/* FAILED: its helper had to be killed. NOT_TRIED: there was no helper. */
+enum template_turns_result { TEMPLATE_TURNS_DONE, TEMPLATE_TURNS_FAILED, TEMPLATE_TURNS_NOT_TRIED };
+
+/* The place of a chat. */
+struct template_turn {
+    struct template_turn *next; // of the same payer
+    uint64_t key;               // of payer and template
+    int64_t since_us;
+};
+
+/* max: chats that may wait; wait_us: for how long. -ENOMEM. */
+int template_turns_new(unsigned max, int64_t wait_us, struct template_turns **ret);
+void template_turns_free(struct template_turns *t); // nothing may wait
+DEFINE_AUTO(struct template_turns, template_turns_free)
+
+/* The chat waits from now on. source: of its template.
+ * -EDQUOT: too many of this payer wait; -EAGAIN: too many of all; -ENOMEM. Each has a sentence. */
+int template_turns_enter(struct template_turns *t, struct template_turn *p, const char *payer,
+                         const void *source, size_t len, int64_t now_us);
+/* Removes the chat whose turn it is. *ret NULL: none may be rendered now.
+ * 0: it is to be rendered, until template_turns_end(). With a sentence, and without an end:
+ * -ETIMEDOUT: it has waited for too long; -EBUSY: its template is in a pause. */
+int template_turns_next(struct template_turns *t, int64_t now_us, struct template_turn **ret);
+/* Returns whether more chats may be rendered now. */
+bool template_turns_end(struct template_turns *t, const struct template_turn *p,
+                        enum template_turns_result result, int64_t now_us);
+/* Removes a chat that waits, whatever its turn is. NULL: none waits. */
+struct template_turn *template_turns_drop(struct template_turns *t);
