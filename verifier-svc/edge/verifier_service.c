@@ -34,6 +34,11 @@ void verifier_service_refuse(struct verifier_service *s, struct rpc_call *call,
     rpc_call_fail(call, err);
 }
 
+bool verifier_service_may_name(const struct rpc_call *call)
+{
+    return rpc_call_roles(call) & (RPC_ROLE_GATEWAY | RPC_ROLE_OPERATOR);
+}
+
 static void set_user(struct verifier_service *s, struct rpc_call *call, struct request *r)
 {
     pthread_mutex_lock(&s->mu);
@@ -52,8 +57,9 @@ static int submit(struct verifier_service *s, const struct job *j,
                   const Tandem__V1__GenerateRequest *msg, bool verify)
 {
     const struct loaded_model *m = engine_loaded_model(s->engine);
-    struct request_limits limits = {m->tok, m->name, m->run.context,
-                                    (uint32_t)s->options->max_sequences, m->fingerprint};
+    struct request_limits limits = {m->tok,         m->name,
+                                    m->run.context, (uint32_t)s->options->max_sequences,
+                                    m->fingerprint, verifier_service_may_name(j->call)};
     AUTO(request_drop) struct request *r = NULL;
     int err = request_read(msg, &limits, &r);
     if (!err && verify && r->n > 1)

@@ -74,6 +74,9 @@ int verifier_service_not_ready(struct verifier_service *s);
 /* Ends a call with this thread's fail_text(). msg: NULL if the call has no message any longer. */
 void verifier_service_refuse(struct verifier_service *s, struct rpc_call *call,
                              const Tandem__V1__GenerateRequest *msg, int err);
+/* Whether the client names its tenants and flows: it is a gateway or an operator. Those of clients
+ * are apart from these (request.h). */
+bool verifier_service_may_name(const struct rpc_call *call);
 
 /* ---- verifier_service_jobs.c ---- */
 

@@ -7,16 +7,18 @@
  * long job, and no job starves. Jobs of resumed answers go before all others; their number is
  * bounded, since each is an answer that has begun. */
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/log.h"
 #include "base/svc.h"
 #include "verifier-svc/edge/verifier_service_impl.h"
 
 #define LETS_PASS_US 10 // per byte, many times the run time: 8 MiB let smaller jobs pass for 84 s
 
-/* The flow of a request; an empty name for other calls. */
-static ProtobufCBinaryData flow_of(const ProtobufCMessage *msg)
+/* The flow that a message names; an empty name for other messages. */
+static ProtobufCBinaryData named_flow(const ProtobufCMessage *msg)
 {
     if (msg->descriptor == &tandem__v1__generate_request__descriptor)
         return ((const Tandem__V1__GenerateRequest *)msg)->flow;
@@ -25,6 +27,19 @@ static ProtobufCBinaryData flow_of(const ProtobufCMessage *msg)
     const Tandem__V1__VerifyRequest *verify = (const Tandem__V1__VerifyRequest *)msg;
     return verify->message_case == TANDEM__V1__VERIFY_REQUEST__MESSAGE_OPEN ? verify->open->flow
                                                                             : rpc_data(NULL, 0);
+}
+
+/* A gateway that counts as a client loses the turns of its keys, so this is logged once. */
+static ProtobufCBinaryData flow_of(const struct rpc_call *call, const ProtobufCMessage *msg)
+{
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    ProtobufCBinaryData flow = named_flow(msg);
+    if (verifier_service_may_name(call))
+        return flow;
+    if (flow.len && !atomic_flag_test_and_set(&warned))
+        log_warn("a client names flows, and only gateways and operators may: "
+                 "the requests of all clients are one flow");
+    return rpc_text(REQUEST_CLIENT_FLOW);
 }
 
 static void job_free(struct job *j)
@@ -119,7 +134,7 @@ static int add_ranked(struct verifier_service *s, struct job *j, struct job **re
     if (j->place.bytes > VERIFIER_SERVICE_WAITING_MAX)
         return fail(-EMSGSIZE, "the request takes %zu MiB of memory, at most %u are allowed",
                     j->place.bytes >> 20, VERIFIER_SERVICE_WAITING_MAX >> 20);
-    ProtobufCBinaryData flow = flow_of(j->msg);
+    ProtobufCBinaryData flow = flow_of(j->call, j->msg);
     uint32_t n_displaced;
     int err = flows_enter(s->job_flows, &j->place, flow.data,
                           flow.len < FLOWS_MAX_NAME ? flow.len : FLOWS_MAX_NAME, &n_displaced);
