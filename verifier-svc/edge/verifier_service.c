@@ -274,16 +274,19 @@ int verifier_service_new(const struct verifier_options *o, struct engine *e, str
     struct flows_limits limits = {.waiting = (uint32_t)o->queue_length,
                                   .resumed = engine_max_resumed(o),
                                   .bytes = VERIFIER_SERVICE_WAITING_MAX};
-    struct flows *job_flows;
+    AUTO(flows_free) struct flows *job_flows = NULL;
     int err = flows_new(&limits, &job_flows);
     if (err < 0)
         return err;
+    AUTO(mem_free)
+    struct flows_turn *turns = calloc(limits.waiting + limits.resumed, sizeof(*turns));
     struct verifier_service *s = calloc(1, sizeof(*s));
-    if (!s) {
-        flows_free(job_flows);
+    if (!s || !turns) {
+        free(s);
         return fail(-ENOMEM, "no memory for the service");
     }
-    s->job_flows = job_flows;
+    s->job_flows = TAKE(job_flows);
+    s->turns = TAKE(turns);
     s->options = o;
     s->engine = e;
     s->stats = stats;
@@ -329,6 +332,7 @@ void verifier_service_free(struct verifier_service *s)
     if (!s)
         return;
     flows_free(s->job_flows);
+    free(s->turns);
     pthread_cond_destroy(&s->jobs_changed);
     pthread_mutex_destroy(&s->mu);
     free(s);

@@ -37,8 +37,9 @@ struct verifier_service {
 
     pthread_mutex_t mu; // for the job list, and for the user of a call while it can change
     pthread_cond_t jobs_changed;
-    struct job *jobs;        // in the order in which they run
-    struct flows *job_flows; // whose jobs give way; the order is that of `jobs`
+    struct job *jobs;         // short ones before long ones
+    struct flows *job_flows;  // whose turn it is, by bytes, and whose jobs give way
+    struct flows_turn *turns; // memory for sorting the jobs
     uint32_t n_jobs;
     bool stopping;
 

@@ -2,10 +2,13 @@
  * megabyte, without delaying the streams of other calls. Calls that arrive while the model loads
  * wait in the same list.
  *
- * Short jobs go before long ones: a smaller job passes a larger one if it arrives within the larger
- * one's bytes times LETS_PASS_US. So equal jobs keep their order, a short job waits for at most one
- * long job, and no job starves. Jobs of resumed answers go before all others; their number is
- * bounded, since each is an answer that has begun. */
+ * Jobs of different flows take turns, by their bytes (flows.h). So a job waits for at most two long
+ * jobs of another flow: the one that runs, and one with an earlier turn.
+ *
+ * Within a flow, short jobs go before long ones. A smaller job passes a larger one if it arrives
+ * within the larger one's bytes times LETS_PASS_US. So equal jobs keep their order, and no job
+ * starves. Jobs of resumed answers go before all others. Their number is bounded, since each is an
+ * answer that has begun. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -22,6 +25,10 @@ static ProtobufCBinaryData named_flow(const ProtobufCMessage *msg)
 {
     if (msg->descriptor == &tandem__v1__generate_request__descriptor)
         return ((const Tandem__V1__GenerateRequest *)msg)->flow;
+    if (msg->descriptor == &tandem__v1__tokenize_request__descriptor)
+        return ((const Tandem__V1__TokenizeRequest *)msg)->flow;
+    if (msg->descriptor == &tandem__v1__detokenize_request__descriptor)
+        return ((const Tandem__V1__DetokenizeRequest *)msg)->flow;
     if (msg->descriptor != &tandem__v1__verify_request__descriptor)
         return (ProtobufCBinaryData){0};
     const Tandem__V1__VerifyRequest *verify = (const Tandem__V1__VerifyRequest *)msg;
@@ -99,7 +106,7 @@ static bool resumes(const struct rpc_call *call, const ProtobufCMessage *msg)
            rpc_call_roles(call) & RPC_ROLE_GATEWAY;
 }
 
-/* Jobs of one kind run in the order of this time. */
+/* Jobs of one flow run in the order of this time. */
 static int64_t rank_of(const struct job *j)
 {
     return j->arrived_us + (int64_t)j->place.bytes * LETS_PASS_US;
@@ -201,13 +208,30 @@ void verifier_service_start_job(struct rpc_call *call, struct rpc_msg *in,
         verifier_service_refuse(s, call, NULL, err);
 }
 
+/* With the lock: removes the job whose turn it is. Of equal turns, the list's first one is it. */
+static struct job *remove_next(struct verifier_service *s)
+{
+    uint32_t n = 0;
+    for (struct job *j = s->jobs; j; j = j->next, n++)
+        s->turns[n] = (struct flows_turn){.place = &j->place,
+                                          .index = n,
+                                          .n_tokens = (uint32_t)j->place.bytes,
+                                          .first = j->place.resumed};
+    flows_sort(s->job_flows, s->turns, n);
+    struct job **at = &s->jobs;
+    while (&(*at)->place != s->turns[0].place)
+        at = &(*at)->next;
+    flows_start(s->job_flows, &(*at)->place, (uint32_t)(*at)->place.bytes);
+    return remove_at(s, at);
+}
+
 /* Waits for the next job; NULL: the service stops. */
 static struct job *next_job(struct verifier_service *s)
 {
     pthread_mutex_lock(&s->mu);
     while (!s->stopping && (!s->jobs || engine_state(s->engine, NULL) == ENGINE_LOADING))
         pthread_cond_wait(&s->jobs_changed, &s->mu);
-    struct job *j = s->stopping ? NULL : remove_at(s, &s->jobs);
+    struct job *j = s->stopping ? NULL : remove_next(s);
     pthread_mutex_unlock(&s->mu);
     return j;
 }

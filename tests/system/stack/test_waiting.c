@@ -64,6 +64,8 @@ static void gate_await(struct gate *g)
     pthread_mutex_unlock(&g->mu);
 }
 
+static char tokenized[32]; // the texts of two bytes, in their order
+
 int __real_model_load(struct model *m, const struct model_load_options *o);
 int __wrap_model_load(struct model *m, const struct model_load_options *o);
 int __real_tok_encode(const struct tok *t, const char *text, size_t len, bool parse_special,
@@ -83,6 +85,8 @@ int __wrap_tok_encode(const struct tok *t, const char *text, size_t len, bool pa
 {
     if (len == strlen(SLOW) && memcmp(text, SLOW, len) == 0)
         gate_pass(&text_gate);
+    if (len == 2)
+        strncat(tokenized, text, 2); // on the jobs thread
     return __real_tok_encode(t, text, len, parse_special, add_bos, ret_ids, ret_n);
 }
 
@@ -234,11 +238,14 @@ static void a_request_waits_for_the_model_and_is_served(void **state)
     assert_int_equal(a->n, 20);
 }
 
+static const char *ask_text, *ask_flow; // of tokenize()
+
 static void *tokenize(void *ret_code)
 {
     Tandem__V1__TokenizeRequest ask = TANDEM__V1__TOKENIZE_REQUEST__INIT;
     ProtobufCMessage *reply;
-    ask.text = (ProtobufCBinaryData){4, (uint8_t *)"Once"};
+    ask.text = rpc_text(ask_text);
+    ask.flow = rpc_text(ask_flow);
     *(enum rpc_code *)ret_code = rpc_unary(client, "/tandem.v1.Verifier/Tokenize", NULL, &ask.base,
                                            &tandem__v1__tokenize_reply__descriptor, &reply)
                                      .code;
@@ -264,6 +271,8 @@ static void tokenize_and_verify_wait_too(void **state)
     (void)state;
     pthread_t thread;
     enum rpc_code code = RPC_UNKNOWN;
+    ask_text = "Once";
+    ask_flow = "";
     assert_int_equal(pthread_create(&thread, NULL, tokenize, &code), 0);
     static const struct rpc_events events = {.on_message = ignore_message, .on_end = verify_ended};
     atomic_int verify_code = -1;
@@ -709,6 +718,42 @@ static void short_texts_pass_long_ones_for_a_limited_time(void **state)
             end(&g[i], RPC_OK, "");
 }
 
+static void texts_of_different_flows_take_turns(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {SLOW, "A1", "A2", "A3"};
+    struct generation g[ARRAY_LEN(texts)];
+    struct answer *a[ARRAY_LEN(texts)];
+    tokenized[0] = 0;
+    gate_close(&text_gate, true);
+    for (unsigned i = 0; i < ARRAY_LEN(texts); i++) {
+        request r = prompt_of(texts[i], strlen(texts[i]));
+        r.flow = rpc_text("A");
+        a[i] = start(&g[i], &r);
+        if (i == 0)
+            gate_await(&text_gate);
+        wait_n_jobs(i);
+    }
+    pthread_mutex_lock(&service->mu);
+    for (struct job *j = service->jobs; j; j = j->next)
+        j->arrived_us -= 3600 * INT64_C(1000000); // B1 does not pass them as the shorter job
+    pthread_mutex_unlock(&service->mu);
+    pthread_t thread;
+    enum rpc_code code = RPC_UNKNOWN;
+    ask_text = "B1";
+    ask_flow = "B";
+    assert_int_equal(pthread_create(&thread, NULL, tokenize, &code), 0);
+    wait_n_jobs(ARRAY_LEN(texts));
+    gate_close(&text_gate, false);
+    pthread_join(thread, NULL);
+    assert_int_equal(code, RPC_OK);
+    for (unsigned i = 0; i < ARRAY_LEN(texts); i++) {
+        end(&g[i], RPC_OK, "");
+        free(a[i]);
+    }
+    assert_string_equal(tokenized, "A1B1A2A3");
+}
+
 static void a_request_cancelled_while_tokenizing_ends(void **state)
 {
     (void)state;
@@ -773,6 +818,7 @@ int main(void)
         LOADING(the_gateway_reports_the_progress_of_loading),
         READY(tokenizing_a_long_text_delays_no_stream),
         READY(short_texts_pass_long_ones_for_a_limited_time),
+        READY(texts_of_different_flows_take_turns),
         READY(a_request_cancelled_while_tokenizing_ends),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
