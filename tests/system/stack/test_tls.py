@@ -258,7 +258,8 @@ class Grpc(Folder):
         self.is_not_served(f"dns:///localhost:{self.port}", *self.identity(self.theirs, "stranger"))
 
     def test_a_server_of_another_authority_or_name_is_not_trusted(self):
-        for identity in [self.identity(self.theirs, "impostor"), self.identity(self.ours, "else", host="DNS:elsewhere")]:
+        for identity in [self.identity(self.theirs, "impostor", "verifier"),
+                         self.identity(self.ours, "else", "verifier", host="DNS:elsewhere")]:
             other = self.service("verifier-svc", "--model", MODEL, "--listen", "127.0.0.1:0", "--proposers", "none", *identity)
             port = other.wait(r"listening .*port=(\d+)").group(1)
             self.is_not_served(f"dns:///localhost:{port}", *self.identities)
@@ -284,7 +285,7 @@ class Grpc(Folder):
     def passed(self, listener, name, *args):
         """Starts a service with a passed listening socket. Returns it and the reader of its log."""
         read, write = os.pipe()
-        service = Managed(self.folder, name, listener, *args, *self.identity(self.ours, "passed"), stderr=write)
+        service = Managed(self.folder, name, listener, *args, *self.identity(self.ours, "passed", "verifier"), stderr=write)
         os.close(write)
         log_text = Reader(os.fdopen(read, encoding="utf-8"))
         self.addCleanup(log_text.close)
