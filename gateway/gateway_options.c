@@ -30,6 +30,7 @@ static const struct conf_option table[] = {
     {"verifiers", CONF_LIST, &o.verifiers, "unix:/run/tandem/verifier.sock", 0, UPSTREAM_MAX, NULL,
      NULL, 0, "verifiers to send requests to: unix:/path, HOST:PORT or dns:///HOST:PORT"},
     RPC_TLS_OPTIONS(o.rpc_tls),
+    RPC_ROLES_TLS_OPTION(o.tls_roles),
     {"http_threads", CONF_INT, &o.http_threads, "2", 1, 64, NULL, NULL, 0,
      "threads that read requests and write answers"},
     {"max_connections", CONF_INT, &o.max_connections, "4096", 1, 65536, NULL, NULL, 0,

@@ -3,6 +3,7 @@
 #pragma once
 #include <stdint.h>
 #include "base/conf.h"
+#include "rpc/rpc_roles.h"
 #include "rpc/rpc_tls.h"
 
 struct gateway_options {
@@ -10,6 +11,7 @@ struct gateway_options {
     bool allow_open, metrics_open;
     struct conf_list verifiers, cors_origins, trusted_proxies;
     struct rpc_tls rpc_tls;
+    struct conf_list tls_roles; // of verifiers
     int64_t http_threads, max_connections, max_connections_per_ip;
     int64_t max_body_kib, max_bodies_mib, max_header_bytes, max_unread_kib;
     double reader_timeout, request_timeout, idle_timeout, keepalive_interval, load_wait, queue_wait,

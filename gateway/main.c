@@ -196,7 +196,7 @@ static int start(const struct gateway_options *o)
     rc = read_keys(o);
     rc = rc < 0 ? rc : check_open(o, fd, name);
     rc = rc < 0 ? rc : keep_usage(o);
-    rc = rc < 0 ? rc : rpc_tls_init(&o->rpc_tls);
+    rc = rc < 0 ? rc : rpc_tls_init(&o->rpc_tls, &o->tls_roles);
     rc = rc < 0 ? rc
                 : upstream_new((const char *const *)o->verifiers.v, o->verifiers.n, &patience,
                                &gateway.upstream);

@@ -102,7 +102,7 @@ int main(int argc, char **argv)
         r = log_level_of(set->log_level, &level);
     log_init("proposer", level);
     if (r == 0)
-        r = rpc_tls_init(&set->tls);
+        r = rpc_tls_init(&set->tls, NULL);
     void *shared = NULL;
     const struct prop_ops *ops = r == 0 ? prop_find(set->proposer) : NULL;
     if (ops && ops->open)

@@ -129,7 +129,7 @@ int main(int argc, char **argv)
         r = log_level_of(o->log_level, &level);
     log_init("verifier", level);
     if (r == 0)
-        r = rpc_tls_init(&o->tls);
+        r = rpc_tls_init(&o->tls, &o->access.tls_roles);
     if (r == 0)
         r = run(o, argc, argv);
     if (r < 0)

@@ -221,6 +221,7 @@ struct rpc_stream;
 struct rpc_client_options {
     size_t max_message;    // bytes of an answer; 0: RPC_MAX_MESSAGE
     unsigned keepalive_ms; // silence before a ping, which times out after half of it; 0: 10 s
+    unsigned server_role;  // RPC_ROLE_*: with TLS, of the server's certificate; 0: any
 };
 
 struct rpc_options {

@@ -54,7 +54,8 @@ void rpc_init(void); // grpc_init(); sends gRPC's log to ours
 
 /* Credentials for connections, see rpc_tls.h. The caller releases them. */
 /* Plain for a unix socket. *ret_version: see below. */
-grpc_channel_credentials *rpc_tls_channel(const char *target, uint64_t *ret_version);
+grpc_channel_credentials *rpc_tls_channel(const char *target, unsigned server_role,
+                                          uint64_t *ret_version);
 /* The version of the certificate that a new connection to the target shows; 0: none. */
 uint64_t rpc_tls_version(const char *target);
 /* For one port. New connections get the newest certificate. */

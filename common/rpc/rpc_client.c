@@ -105,7 +105,7 @@ static struct channel *channel_new(const char *target, const struct rpc_client_o
         RPC_INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
     };
     struct channel *ch = rpc_alloc(1, sizeof(*ch));
-    grpc_channel_credentials *creds = rpc_tls_channel(target, &ch->tls_version);
+    grpc_channel_credentials *creds = rpc_tls_channel(target, opt->server_role, &ch->tls_version);
     ch->core = grpc_channel_create(target, creds, &(grpc_channel_args){ARRAY_LEN(list), list});
     grpc_channel_credentials_release(creds);
     atomic_init(&ch->n_refs, 1);

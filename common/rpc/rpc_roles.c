@@ -1,5 +1,7 @@
-/* rpc_roles.c - which roles a client of a server has. */
+/* rpc_roles.c - which roles a peer has. */
 #include <errno.h>
+#include <openssl/pem.h>
+#include <openssl/x509v3.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -88,6 +90,47 @@ unsigned rpc_roles_of_peer(const struct rpc_roles_map *map, grpc_call *call)
             roles |= sources[i].roles(map, p->value, p->value_length);
     }
     grpc_auth_context_release(ctx);
+    return roles;
+}
+
+static unsigned roles_of_sans(const struct rpc_roles_map *map, const X509 *x)
+{
+    GENERAL_NAMES *names_of = X509_get_ext_d2i(x, NID_subject_alt_name, NULL, NULL);
+    unsigned roles = 0;
+    for (int i = 0; i < sk_GENERAL_NAME_num(names_of); i++) { // -1 without names
+        int type;
+        const ASN1_IA5STRING *s =
+            GENERAL_NAME_get0_value(sk_GENERAL_NAME_value(names_of, i), &type);
+        if (type != GEN_URI && type != GEN_DNS)
+            continue;
+        const char *text = (const char *)ASN1_STRING_get0_data(s);
+        size_t len = (size_t)ASN1_STRING_length(s);
+        roles |=
+            type == GEN_URI ? rpc_roles_of_uri(map, text, len) : rpc_roles_of_name(map, text, len);
+    }
+    GENERAL_NAMES_free(names_of);
+    return roles;
+}
+
+static unsigned roles_of_subject(const struct rpc_roles_map *map, const X509 *x)
+{
+    const X509_NAME *subject = X509_get_subject_name(x);
+    unsigned roles = 0;
+    for (int i = -1; (i = X509_NAME_get_index_by_NID(subject, NID_commonName, i)) >= 0;) {
+        const ASN1_STRING *s = X509_NAME_ENTRY_get_data(X509_NAME_get_entry(subject, i));
+        roles |= rpc_roles_of_name(map, (const char *)ASN1_STRING_get0_data(s),
+                                   (size_t)ASN1_STRING_length(s));
+    }
+    return roles;
+}
+
+unsigned rpc_roles_of_certificate(const struct rpc_roles_map *map, const char *pem)
+{
+    BIO *in = BIO_new_mem_buf(pem, -1);
+    X509 *x = in ? PEM_read_bio_X509(in, NULL, NULL, NULL) : NULL;
+    unsigned roles = x ? roles_of_sans(map, x) | roles_of_subject(map, x) : 0;
+    X509_free(x);
+    BIO_free(in);
     return roles;
 }
 

@@ -1,4 +1,4 @@
-/* rpc_roles.h - which roles a client of a server has.
+/* rpc_roles.h - which roles a client of a server has, and the server of a client.
  *
  * - TLS: the roles of its certificate. Each URI SAN `tandem://ROLE` gives one, and so does each URI
  *   SAN, DNS SAN or CN in `tls_roles`. A DNS SAN or CN with the text `tandem://ROLE` gives none.
@@ -9,6 +9,8 @@
  *
  * own_role is the role of the service's usual peers: gateway for a verifier, verifier for a
  * proposer. A method that does not name one of the roles is refused (rpc_method.roles).
+ *
+ * The servers that a client connects to by TLS have roles by their certificates, too.
  *
  * A service refuses to start with TCP without TLS if other machines can reach the address. It also
  * refuses such TCP on loopback addresses if it has no method for clients. `insecure_listen` permits
@@ -27,15 +29,18 @@ struct rpc_roles_settings {
     bool insecure_listen;
 };
 
+/* The row of `tls_roles` alone, for a service without gRPC clients. */
+#define RPC_ROLES_TLS_OPTION(list)                                                                 \
+    {                                                                                              \
+        .name = "tls_roles", .kind = CONF_LIST, .value = &(list), .max = CONF_LIST_MAX,            \
+        .help =                                                                                    \
+            "roles of certificates without a URI tandem://ROLE, each NAME=ROLE; NAME: a SAN (DNS " \
+            "or URI) or the CN, exactly; ROLE: client, gateway, verifier, proposer or operator"    \
+    }
+
 /* Rows for a service's table of settings. */
 #define RPC_ROLES_OPTIONS(r)                                                                       \
-    {.name = "tls_roles",                                                                          \
-     .kind = CONF_LIST,                                                                            \
-     .value = &(r).tls_roles,                                                                      \
-     .max = CONF_LIST_MAX,                                                                         \
-     .help =                                                                                       \
-         "roles of certificates without a URI tandem://ROLE, each NAME=ROLE; NAME: a SAN (DNS "    \
-         "or URI) or the CN, exactly; ROLE: client, gateway, verifier, proposer or operator"},     \
+    RPC_ROLES_TLS_OPTION((r).tls_roles),                                                           \
         {.name = "admin_listen",                                                                   \
          .kind = CONF_TEXT,                                                                        \
          .value = &(r).admin_listen,                                                               \
@@ -65,6 +70,9 @@ int rpc_roles_read(const struct conf_list *from, struct rpc_roles_map *ret);
 unsigned rpc_roles_of_name(const struct rpc_roles_map *map, const char *name, size_t len);
 /* The roles that a URI SAN gives: the role of "tandem://gateway", and those of the map. */
 unsigned rpc_roles_of_uri(const struct rpc_roles_map *map, const char *uri, size_t len);
+
+/* The roles of a certificate in PEM; 0: none, or it cannot be read. */
+unsigned rpc_roles_of_certificate(const struct rpc_roles_map *map, const char *pem);
 
 /* "client", "gateway or operator", "none". */
 #define RPC_ROLES_TEXT_MAX 64

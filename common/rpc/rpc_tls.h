@@ -1,8 +1,9 @@
 /* rpc_tls.h - mutual TLS between services on different machines.
  *
  * A process has one certificate. Its servers show it to clients, its clients show it to servers,
- * and both require that the authority has signed the certificate of the peer. This holds for TCP;
- * unix sockets are not encrypted and are protected by file permissions.
+ * and both require that the authority has signed the certificate of the peer. A client also
+ * requires a role of its server (rpc_client_options.server_role). This holds for TCP; unix sockets
+ * are not encrypted and are protected by file permissions.
  *
  * The files may change, see base/cert.h. New connections use the new content; established ones
  * continue until they end.
@@ -33,9 +34,10 @@ struct rpc_tls {
     }
 
 /* Before servers and clients exist. Does nothing if none of the three is set. The strings must
- * outlive the process. -EINVAL: one is missing, holds no certificate or key, or does not match the
- * others; other errors: a file cannot be read. */
-int rpc_tls_init(const struct rpc_tls *paths);
+ * outlive the process. tls_roles: of servers that this process connects to, see rpc_roles.h; NULL:
+ * none. -EINVAL: a file is missing, holds no certificate or key, or does not match the others; or
+ * tls_roles has an error. Other errors: a file cannot be read. */
+int rpc_tls_init(const struct rpc_tls *paths, const struct conf_list *tls_roles);
 /* Looks for changed files and certificates that end soon; call it about once per second. */
 void rpc_tls_poll(void);
 /* Reads the files now and logs the result. Does nothing without TLS. */

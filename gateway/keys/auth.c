@@ -430,15 +430,34 @@ static char *hash_of(const char *kind, const char *name, const char *salt)
     return hash;
 }
 
-/* Replaces the salt by one of the key's name and the client's salt. The flow is the key's alone, so
- * a client cannot have several. */
-static int make_tenant(const char *name, struct openai_request *q)
+static int no_memory(struct openai_fault *ret_fault)
 {
+    *ret_fault = (struct openai_fault){.status = 500, .text = "no memory for this request"};
+    return -ENOMEM;
+}
+
+/* The flow is the key's alone, so a client cannot have several. */
+int auth_bind_flow(const struct auth_guest *u, struct openai_request *q,
+                   struct openai_fault *ret_fault)
+{
+    char name[KEY_FILE_MAX_NAME + 1];
+    if (!u)
+        return 0;
+    auth_name(u, name);
+    q->flow = hash_of("flow", name, NULL);
+    return q->flow ? 0 : no_memory(ret_fault);
+}
+
+/* Replaces the salt by one of the key's name and the client's salt. */
+static int make_tenant(const struct auth_guest *u, struct openai_request *q,
+                       struct openai_fault *ret_fault)
+{
+    char name[KEY_FILE_MAX_NAME + 1];
+    auth_name(u, name);
     char *tenant = hash_of("tenant", name, q->cache_salt);
     free(q->cache_salt);
     q->cache_salt = tenant;
-    q->flow = hash_of("flow", name, NULL);
-    return tenant && q->flow ? 0 : -ENOMEM;
+    return tenant ? auth_bind_flow(u, q, ret_fault) : no_memory(ret_fault);
 }
 
 /* With the lock. */
@@ -459,19 +478,15 @@ static int apply_limits(struct auth_guest *u, struct openai_request *q, int64_t 
 int auth_bind(struct auth_guest *u, struct openai_request *q, int64_t now_us,
               struct openai_fault *ret_fault, struct auth_levels *ret_levels)
 {
-    char name[KEY_FILE_MAX_NAME + 1];
     *ret_levels = (struct auth_levels){0};
     if (!u)
         return 0;
-    auth_name(u, name);
     int rc = auth_bind_model(u, q, ret_fault);
     pthread_mutex_lock(&u->k->a->mu); // a reload may change the key
     rc = rc < 0 ? rc : apply_limits(u, q, now_us, ret_fault, ret_levels);
     read_levels(u->k, now_us, ret_levels);
     pthread_mutex_unlock(&u->k->a->mu);
-    if (rc == 0 && (rc = make_tenant(name, q)) < 0)
-        *ret_fault = (struct openai_fault){.status = 500, .text = "no memory for this request"};
-    return rc;
+    return rc < 0 ? rc : make_tenant(u, q, ret_fault);
 }
 
 /* ---- saving ---- */

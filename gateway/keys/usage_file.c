@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "base/err.h"
 #include "base/log.h"
@@ -38,6 +39,8 @@ static const char schema[] =
 struct usage_file {
     char path[PATH_MAX];
     struct db db;
+    dev_t device; // of the open file
+    ino_t inode;
     bool lacks_counts; // it is empty, and this process knows counts that were in an earlier file
 };
 
@@ -76,9 +79,19 @@ static int set_up_file(struct usage_file *f)
     return is_new ? db_create(&f->db, schema, APPLICATION_ID, FORMAT) : check_pages(f);
 }
 
+/* False: the path names no file. */
+static bool find_file(const struct usage_file *f, struct stat *ret)
+{
+    return stat(f->path, ret) == 0 || errno != ENOENT;
+}
+
 static int open_db(struct usage_file *f, int64_t now_us)
 {
     char label[PATH_MAX + 16];
+    struct stat s = {0};
+    find_file(f, &s);
+    f->device = s.st_dev;
+    f->inode = s.st_ino;
     snprintf(label, sizeof(label), "usage file %s", f->path);
     int err = db_open(&f->db, label, f->path, false, MAX_VALUE_BYTES);
     if (!err)
@@ -220,10 +233,24 @@ static int sync_entries(struct usage_file *f, struct usage_file_entry *entries, 
     return err;
 }
 
+/* SQLite keeps a file open that was removed or renamed, and would write to it until the end. */
+static void leave_lost_file(struct usage_file *f)
+{
+    struct stat s = {.st_dev = f->device, .st_ino = f->inode};
+    if (find_file(f, &s) && s.st_dev == f->device && s.st_ino == f->inode)
+        return;
+    log_warn("usage file %s was removed or replaced, all counts of keys are written again",
+             f->path);
+    db_close(&f->db);
+    f->lacks_counts = true;
+}
+
 int usage_file_sync(struct usage_file *f, struct usage_file_entry *entries, unsigned n,
                     int64_t now_us)
 {
-    if (!f->db.handle) { // an earlier replacement has failed
+    if (f->db.handle)
+        leave_lost_file(f);
+    if (!f->db.handle) { // it was lost, or an earlier replacement has failed
         int err = create_file(f);
         err = err ? err : open_db(f, now_us);
         if (err) {

@@ -34,6 +34,7 @@ void usage_file_free(struct usage_file *f);
 DEFINE_AUTO(struct usage_file, usage_file_free)
 
 /* Adds the changes of n keys to the file in one transaction, and sets `after` of each.
+ * A file that was removed or replaced is opened or created again, with a warning and all counts.
  * -EBADMSG: the file was damaged and is replaced; the next call writes all counts. -EBUSY: another
  * process writes; -ENOSPC, -EIO ...: nothing was written. With a sentence. */
 int usage_file_sync(struct usage_file *f, struct usage_file_entry *entries, unsigned n,

@@ -104,12 +104,46 @@ static bool belongs_to_family(const struct prom_merge_family *f, struct span nam
     return false;
 }
 
+static const char *skip_blanks(const char *at, const char *end)
+{
+    while (at < end && (*at == ' ' || *at == '\t'))
+        at++;
+    return at;
+}
+
+/* The end of the text in quotes at `at`. */
+static const char *skip_quoted(const char *at, const char *end)
+{
+    for (at++; at < end && *at != '"'; at++)
+        at += *at == '\\';
+    return at < end ? at + 1 : end;
+}
+
+/* Whether a sample has a label `instance`; at: after the brace. Two of them make the whole text
+ * invalid. */
+static bool has_instance(const char *at, const char *end)
+{
+    for (;;) {
+        at = skip_blanks(at, end);
+        struct span name = name_at(at, (size_t)(end - at));
+        if (!name.len)
+            return false;
+        at = skip_blanks(name.at + name.len, end);
+        if (at < end && *at == '=' && name.len == 8 && memcmp(name.at, "instance", 8) == 0)
+            return true;
+        at = at < end ? skip_blanks(at + 1, end) : end;
+        at = at < end && *at == '"' ? skip_blanks(skip_quoted(at, end), end) : end;
+        at += at < end && *at == ',';
+    }
+}
+
 static void add_sample(struct prom_merge *p, struct prom_merge_family *current, struct span line,
                        const char *label)
 {
     struct span name = name_at(line.at, line.len);
     const char *rest = line.at + name.len, *end = line.at + line.len;
-    if (!name.len || rest == end || (*rest != '{' && *rest != ' '))
+    if (!name.len || rest == end || (*rest != '{' && *rest != ' ') ||
+        (*rest == '{' && has_instance(rest + 1, end)))
         return;
     struct prom_merge_family *f =
         current && belongs_to_family(current, name) ? current : find_or_add_family(p, name);

@@ -25,7 +25,8 @@ static bool take_request(struct gateway *g, struct http_request *r, parse_fn *pa
     int rc = parse(body, len, &memory, ret, &fault);
     http_free_body(r);
     http_charge(r, len); // less than while it was parsed
-    if (rc == 0 && (rc = auth_bind_model(http_attached(r), ret, &fault)) < 0)
+    if (rc == 0 && ((rc = auth_bind_model(http_attached(r), ret, &fault)) < 0 ||
+                    (rc = auth_bind_flow(http_attached(r), ret, &fault)) < 0))
         openai_request_done(ret);
     if (rc < 0) {
         answer_fault(r, &fault);
@@ -106,6 +107,7 @@ void tokens_encode(struct gateway *g, struct http_request *r)
     m.text = rpc_data(q.prompts->text, q.prompts->len);
     m.parse_special = true;
     m.add_bos = !q.add_special.set || q.add_special.value;
+    m.flow = rpc_text(q.flow);
     upstream_unary(v, "/tandem.v1.Verifier/Tokenize", CALL_TIMEOUT_US, &m.base,
                    &tandem__v1__tokenize_reply__descriptor, on_encoded, http_ref(r));
     upstream_release(v);
@@ -137,6 +139,7 @@ void tokens_decode(struct gateway *g, struct http_request *r)
     m.ids = q.prompts->ids;
     m.n_ids = q.prompts->n_ids;
     m.render_special = true;
+    m.flow = rpc_text(q.flow);
     upstream_unary(v, "/tandem.v1.Verifier/Detokenize", CALL_TIMEOUT_US, &m.base,
                    &tandem__v1__detokenize_reply__descriptor, on_decoded, http_ref(r));
     upstream_release(v);

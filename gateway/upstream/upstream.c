@@ -409,6 +409,7 @@ enum upstream_state upstream_state(struct verifier *v, const struct upstream_mod
 int upstream_new(const char *const *targets, unsigned n, const struct upstream_patience *patience,
                  struct upstream **ret)
 {
+    static const struct rpc_client_options verifiers = {.server_role = RPC_ROLE_VERIFIER};
     AUTO(upstream_free) struct upstream *u = calloc(1, sizeof(*u));
     if (!u)
         return fail(-ENOMEM, "upstream: no memory");
@@ -425,7 +426,7 @@ int upstream_new(const char *const *targets, unsigned n, const struct upstream_p
         struct verifier *v = &u->verifiers[u->n];
         v->u = u;
         v->target = strdup(targets[u->n]);
-        rc = v->target ? rpc_client_new(v->target, NULL, &v->client) : -ENOMEM;
+        rc = v->target ? rpc_client_new(v->target, &verifiers, &v->client) : -ENOMEM;
         if (rc < 0) {
             free(v->target);
             return fail(rc, "cannot create a channel to the verifier %s", targets[u->n]);

@@ -55,7 +55,7 @@ int main(int argc, char **argv)
         return 2;
     log_init("call_tool", LOG_LEVEL_WARN);
     struct rpc_tls tls = {argv[2], argv[3], argv[4]};
-    if (*argv[2] && rpc_tls_init(&tls) < 0) {
+    if (*argv[2] && rpc_tls_init(&tls, NULL) < 0) {
         fprintf(stderr, "%s\n", fail_text());
         return 1;
     }

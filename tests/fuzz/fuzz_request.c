@@ -34,7 +34,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     rpc_msg_free(msg);
     if (!m)
         return 0;
-    struct request_limits limits = {tok, "tales-1m-q8_0", 256, 8, "fp"};
+    struct request_limits limits = {tok, "tales-1m-q8_0", 256, 8, "fp", n % 2};
     struct request *r = NULL;
     if (request_read(m, &limits, &r) == 0 && request_open(r, tok) == 0)
         for (uint32_t i = 0; i < r->n; i++)

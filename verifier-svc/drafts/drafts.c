@@ -430,7 +430,7 @@ struct newcomer {
 static int newcomer_init(struct newcomer *n, const struct drafts_config *c,
                          const struct drafts_target *as)
 {
-    struct rpc_client_options opt = {.max_message = ANSWER_MAX};
+    struct rpc_client_options opt = {.max_message = ANSWER_MAX, .server_role = RPC_ROLE_PROPOSER};
     *n = (struct newcomer){.as = as};
     int r = drafts_book_new(c->max_sequences, c->n_vocab, &n->book);
     if (r == 0)

@@ -34,6 +34,11 @@ void verifier_service_refuse(struct verifier_service *s, struct rpc_call *call,
     rpc_call_fail(call, err);
 }
 
+bool verifier_service_may_name(const struct rpc_call *call)
+{
+    return rpc_call_roles(call) & (RPC_ROLE_GATEWAY | RPC_ROLE_OPERATOR);
+}
+
 static void set_user(struct verifier_service *s, struct rpc_call *call, struct request *r)
 {
     pthread_mutex_lock(&s->mu);
@@ -52,8 +57,9 @@ static int submit(struct verifier_service *s, const struct job *j,
                   const Tandem__V1__GenerateRequest *msg, bool verify)
 {
     const struct loaded_model *m = engine_loaded_model(s->engine);
-    struct request_limits limits = {m->tok, m->name, m->run.context,
-                                    (uint32_t)s->options->max_sequences, m->fingerprint};
+    struct request_limits limits = {m->tok,         m->name,
+                                    m->run.context, (uint32_t)s->options->max_sequences,
+                                    m->fingerprint, verifier_service_may_name(j->call)};
     AUTO(request_drop) struct request *r = NULL;
     int err = request_read(msg, &limits, &r);
     if (!err && verify && r->n > 1)
@@ -268,16 +274,19 @@ int verifier_service_new(const struct verifier_options *o, struct engine *e, str
     struct flows_limits limits = {.waiting = (uint32_t)o->queue_length,
                                   .resumed = engine_max_resumed(o),
                                   .bytes = VERIFIER_SERVICE_WAITING_MAX};
-    struct flows *job_flows;
+    AUTO(flows_free) struct flows *job_flows = NULL;
     int err = flows_new(&limits, &job_flows);
     if (err < 0)
         return err;
+    AUTO(mem_free)
+    struct flows_turn *turns = calloc(limits.waiting + limits.resumed, sizeof(*turns));
     struct verifier_service *s = calloc(1, sizeof(*s));
-    if (!s) {
-        flows_free(job_flows);
+    if (!s || !turns) {
+        free(s);
         return fail(-ENOMEM, "no memory for the service");
     }
-    s->job_flows = job_flows;
+    s->job_flows = TAKE(job_flows);
+    s->turns = TAKE(turns);
     s->options = o;
     s->engine = e;
     s->stats = stats;
@@ -323,6 +332,7 @@ void verifier_service_free(struct verifier_service *s)
     if (!s)
         return;
     flows_free(s->job_flows);
+    free(s->turns);
     pthread_cond_destroy(&s->jobs_changed);
     pthread_mutex_destroy(&s->mu);
     free(s);

@@ -37,8 +37,9 @@ struct verifier_service {
 
     pthread_mutex_t mu; // for the job list, and for the user of a call while it can change
     pthread_cond_t jobs_changed;
-    struct job *jobs;        // in the order in which they run
-    struct flows *job_flows; // whose jobs give way; the order is that of `jobs`
+    struct job *jobs;         // short ones before long ones
+    struct flows *job_flows;  // whose turn it is, by bytes, and whose jobs give way
+    struct flows_turn *turns; // memory for sorting the jobs
     uint32_t n_jobs;
     bool stopping;
 
@@ -74,6 +75,9 @@ int verifier_service_not_ready(struct verifier_service *s);
 /* Ends a call with this thread's fail_text(). msg: NULL if the call has no message any longer. */
 void verifier_service_refuse(struct verifier_service *s, struct rpc_call *call,
                              const Tandem__V1__GenerateRequest *msg, int err);
+/* Whether the client names its tenants and flows: it is a gateway or an operator. Those of clients
+ * are apart from these (request.h). */
+bool verifier_service_may_name(const struct rpc_call *call);
 
 /* ---- verifier_service_jobs.c ---- */
 

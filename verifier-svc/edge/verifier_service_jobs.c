@@ -2,29 +2,51 @@
  * megabyte, without delaying the streams of other calls. Calls that arrive while the model loads
  * wait in the same list.
  *
- * Short jobs go before long ones: a smaller job passes a larger one if it arrives within the larger
- * one's bytes times LETS_PASS_US. So equal jobs keep their order, a short job waits for at most one
- * long job, and no job starves. Jobs of resumed answers go before all others; their number is
- * bounded, since each is an answer that has begun. */
+ * Jobs of different flows take turns, by their bytes (flows.h). So a job waits for at most two long
+ * jobs of another flow: the one that runs, and one with an earlier turn.
+ *
+ * Within a flow, short jobs go before long ones. A smaller job passes a larger one if it arrives
+ * within the larger one's bytes times LETS_PASS_US. So equal jobs keep their order, and no job
+ * starves. Jobs of resumed answers go before all others. Their number is bounded, since each is an
+ * answer that has begun. */
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/log.h"
 #include "base/svc.h"
 #include "verifier-svc/edge/verifier_service_impl.h"
 
 #define LETS_PASS_US 10 // per byte, many times the run time: 8 MiB let smaller jobs pass for 84 s
 
-/* The flow of a request; an empty name for other calls. */
-static ProtobufCBinaryData flow_of(const ProtobufCMessage *msg)
+/* The flow that a message names; an empty name for other messages. */
+static ProtobufCBinaryData named_flow(const ProtobufCMessage *msg)
 {
     if (msg->descriptor == &tandem__v1__generate_request__descriptor)
         return ((const Tandem__V1__GenerateRequest *)msg)->flow;
+    if (msg->descriptor == &tandem__v1__tokenize_request__descriptor)
+        return ((const Tandem__V1__TokenizeRequest *)msg)->flow;
+    if (msg->descriptor == &tandem__v1__detokenize_request__descriptor)
+        return ((const Tandem__V1__DetokenizeRequest *)msg)->flow;
     if (msg->descriptor != &tandem__v1__verify_request__descriptor)
         return (ProtobufCBinaryData){0};
     const Tandem__V1__VerifyRequest *verify = (const Tandem__V1__VerifyRequest *)msg;
     return verify->message_case == TANDEM__V1__VERIFY_REQUEST__MESSAGE_OPEN ? verify->open->flow
                                                                             : rpc_data(NULL, 0);
+}
+
+/* A gateway that counts as a client loses the turns of its keys, so this is logged once. */
+static ProtobufCBinaryData flow_of(const struct rpc_call *call, const ProtobufCMessage *msg)
+{
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    ProtobufCBinaryData flow = named_flow(msg);
+    if (verifier_service_may_name(call))
+        return flow;
+    if (flow.len && !atomic_flag_test_and_set(&warned))
+        log_warn("a client names flows, and only gateways and operators may: "
+                 "the requests of all clients are one flow");
+    return rpc_text(REQUEST_CLIENT_FLOW);
 }
 
 static void job_free(struct job *j)
@@ -84,7 +106,7 @@ static bool resumes(const struct rpc_call *call, const ProtobufCMessage *msg)
            rpc_call_roles(call) & RPC_ROLE_GATEWAY;
 }
 
-/* Jobs of one kind run in the order of this time. */
+/* Jobs of one flow run in the order of this time. */
 static int64_t rank_of(const struct job *j)
 {
     return j->arrived_us + (int64_t)j->place.bytes * LETS_PASS_US;
@@ -119,7 +141,7 @@ static int add_ranked(struct verifier_service *s, struct job *j, struct job **re
     if (j->place.bytes > VERIFIER_SERVICE_WAITING_MAX)
         return fail(-EMSGSIZE, "the request takes %zu MiB of memory, at most %u are allowed",
                     j->place.bytes >> 20, VERIFIER_SERVICE_WAITING_MAX >> 20);
-    ProtobufCBinaryData flow = flow_of(j->msg);
+    ProtobufCBinaryData flow = flow_of(j->call, j->msg);
     uint32_t n_displaced;
     int err = flows_enter(s->job_flows, &j->place, flow.data,
                           flow.len < FLOWS_MAX_NAME ? flow.len : FLOWS_MAX_NAME, &n_displaced);
@@ -186,13 +208,30 @@ void verifier_service_start_job(struct rpc_call *call, struct rpc_msg *in,
         verifier_service_refuse(s, call, NULL, err);
 }
 
+/* With the lock: removes the job whose turn it is. Of equal turns, the list's first one is it. */
+static struct job *remove_next(struct verifier_service *s)
+{
+    uint32_t n = 0;
+    for (struct job *j = s->jobs; j; j = j->next, n++)
+        s->turns[n] = (struct flows_turn){.place = &j->place,
+                                          .index = n,
+                                          .n_tokens = (uint32_t)j->place.bytes,
+                                          .first = j->place.resumed};
+    flows_sort(s->job_flows, s->turns, n);
+    struct job **at = &s->jobs;
+    while (&(*at)->place != s->turns[0].place)
+        at = &(*at)->next;
+    flows_start(s->job_flows, &(*at)->place, (uint32_t)(*at)->place.bytes);
+    return remove_at(s, at);
+}
+
 /* Waits for the next job; NULL: the service stops. */
 static struct job *next_job(struct verifier_service *s)
 {
     pthread_mutex_lock(&s->mu);
     while (!s->stopping && (!s->jobs || engine_state(s->engine, NULL) == ENGINE_LOADING))
         pthread_cond_wait(&s->jobs_changed, &s->mu);
-    struct job *j = s->stopping ? NULL : remove_at(s, &s->jobs);
+    struct job *j = s->stopping ? NULL : remove_next(s);
     pthread_mutex_unlock(&s->mu);
     return j;
 }

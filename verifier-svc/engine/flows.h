@@ -5,7 +5,8 @@
  * with the least count is next, and its own requests keep their order of arrival. A flow that
  * starts to wait gets at least the least count of the flows that wait. If no flow waits, it gets
  * the largest count of all. So nobody collects credit or debt while nobody waits. This is the
- * virtual token counter of Sheng et al. 2024, arXiv:2401.00588.
+ * virtual token counter of Sheng et al. 2024, arXiv:2401.00588. The jobs that tokenize count bytes
+ * instead of tokens.
  *
  * The queue has one limit for all flows. In a full queue a newcomer displaces the newest request of
  * the flow with the most. Its own flow must have fewer, the newcomer included. The same holds for

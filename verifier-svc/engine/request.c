@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <math.h>
+#include <openssl/sha.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/clock.h"
@@ -398,20 +399,42 @@ static int read_speculation(const message *m, const struct request_limits *limit
     if (err < 0)
         return err;
     r->n_min = s ? s->n_min : 0;
+    return read_hint(m, limits, r);
+}
+
+#define CLIENT_TENANT 0xFF // begins no text in UTF-8, and so no tenant of a gateway
+static_assert(1 + SHA256_DIGEST_LENGTH <= REQUEST_MAX_NAME, "a client's tenant is a name");
+
+/* A client's own tenants are apart from those of gateways. Else it could name a gateway's tenant,
+ * and learn from `cached_tokens` which prompts that tenant has sent. */
+static int read_tenant(const message *m, const struct request_limits *limits, struct request *r)
+{
     if (m->tenant.len > REQUEST_MAX_NAME)
         return fail(-EINVAL, "the tenant has %zu bytes, at most %d are allowed", m->tenant.len,
                     REQUEST_MAX_NAME);
     if (m->tenant.len)
         memcpy(r->tenant, m->tenant.data, m->tenant.len);
     r->tenant_len = m->tenant.len;
-    return read_hint(m, limits, r);
+    if (limits->may_name)
+        return 0;
+    uint8_t digest[SHA256_DIGEST_LENGTH];
+    SHA256(r->tenant, r->tenant_len, digest);
+    r->tenant[0] = CLIENT_TENANT;
+    memcpy(r->tenant + 1, digest, sizeof(digest));
+    r->tenant_len = 1 + sizeof(digest);
+    return 0;
 }
 
-static int read_flow(const message *m, struct request *r)
+static int read_flow(const message *m, const struct request_limits *limits, struct request *r)
 {
     if (m->flow.len > FLOWS_MAX_NAME)
         return fail(-EINVAL, "the flow has %zu bytes, at most %d are allowed", m->flow.len,
                     FLOWS_MAX_NAME);
+    if (!limits->may_name) {
+        r->flow_len = strlen(REQUEST_CLIENT_FLOW);
+        memcpy(r->flow, REQUEST_CLIENT_FLOW, r->flow_len);
+        return 0;
+    }
     if (m->flow.len)
         memcpy(r->flow, m->flow.data, m->flow.len);
     r->flow_len = m->flow.len;
@@ -440,7 +463,9 @@ int request_read(const message *m, const struct request_limits *limits, struct r
     if (!err)
         err = read_speculation(m, limits, r);
     if (!err)
-        err = read_flow(m, r);
+        err = read_tenant(m, limits, r);
+    if (!err)
+        err = read_flow(m, limits, r);
     if (!err && m->continuation)
         err = continuation_read(m->continuation, limits, r);
     if (err < 0)

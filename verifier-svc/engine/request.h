@@ -29,6 +29,7 @@
 #define REQUEST_MAX_PREDICTION (1u << 20) // bytes
 #define REQUEST_MAX_ERROR 160             // bytes of an error's sentence, NUL included
 #define REQUEST_MAX_TEXT (8u << 20)       // bytes of a prompt
+#define REQUEST_CLIENT_FLOW "client"      // of all clients that may not name one
 
 struct Tandem__V1__GenerateRequest;
 struct rpc_call;
@@ -41,6 +42,7 @@ struct request_limits {
     uint32_t context;        // positions of a sequence
     uint32_t max_sequences;  // that run at the same time
     const char *fingerprint; // of the loaded model
+    bool may_name; // the client is a gateway or an operator, so it names its tenant and flow
 };
 
 /* Usage of a generation. */

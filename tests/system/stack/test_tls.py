@@ -258,15 +258,34 @@ class Grpc(Folder):
         self.is_not_served(f"dns:///localhost:{self.port}", *self.identity(self.theirs, "stranger"))
 
     def test_a_server_of_another_authority_or_name_is_not_trusted(self):
-        for identity in [self.identity(self.theirs, "impostor"), self.identity(self.ours, "else", host="DNS:elsewhere")]:
+        for identity in [self.identity(self.theirs, "impostor", "verifier"),
+                         self.identity(self.ours, "else", "verifier", host="DNS:elsewhere")]:
             other = self.service("verifier-svc", "--model", MODEL, "--listen", "127.0.0.1:0", "--proposers", "none", *identity)
             port = other.wait(r"listening .*port=(\d+)").group(1)
             self.is_not_served(f"dns:///localhost:{port}", *self.identities)
 
+    def test_a_server_needs_the_role_of_its_service(self):
+        """Else a proposer could pose as a verifier, and read all prompts."""
+        for role, has in [("proposer", "proposer"), ("gateway", "gateway"), (None, "none")]:
+            other = self.service("verifier-svc", "--model", MODEL, "--listen", "127.0.0.1:0", "--proposers", "none",
+                                 *self.identity(self.ours, f"as-{role}", role))
+            port = other.wait(r"listening .*port=(\d+)").group(1)
+            self.is_not_served(f"dns:///localhost:{port}", *self.identities)
+            gateway, _ = self.gateway(f"dns:///localhost:{port}", *self.identities)
+            gateway.wait(f"server refused target=dns:///localhost:{port}: the role of its certificate is {has}, not verifier; ")
+        self.is_served(f"dns:///localhost:{port}", *self.identities, "--tls-roles", "as-None=verifier")  # its CN
+
+    def test_a_proposer_needs_its_role(self):
+        other = self.service("proposer-svc", "--listen", "127.0.0.1:0", *self.identity(self.ours, "false", "verifier"))
+        port = other.wait(r"listening .*port=(\d+)").group(1)
+        verifier = self.service("verifier-svc", "--model", MODEL, "--listen", f"unix:{self.path('other.sock')}", "--proposers",
+                                f"dns:///localhost:{port}", *self.identity(self.ours, "careful", "verifier"))
+        verifier.wait(f"server refused target=dns:///localhost:{port}: the role of its certificate is verifier, not proposer; ")
+
     def passed(self, listener, name, *args):
         """Starts a service with a passed listening socket. Returns it and the reader of its log."""
         read, write = os.pipe()
-        service = Managed(self.folder, name, listener, *args, *self.identity(self.ours, "passed"), stderr=write)
+        service = Managed(self.folder, name, listener, *args, *self.identity(self.ours, "passed", "verifier"), stderr=write)
         os.close(write)
         log_text = Reader(os.fdopen(read, encoding="utf-8"))
         self.addCleanup(log_text.close)

@@ -64,6 +64,8 @@ static void gate_await(struct gate *g)
     pthread_mutex_unlock(&g->mu);
 }
 
+static char tokenized[32]; // the texts of two bytes, in their order
+
 int __real_model_load(struct model *m, const struct model_load_options *o);
 int __wrap_model_load(struct model *m, const struct model_load_options *o);
 int __real_tok_encode(const struct tok *t, const char *text, size_t len, bool parse_special,
@@ -83,6 +85,8 @@ int __wrap_tok_encode(const struct tok *t, const char *text, size_t len, bool pa
 {
     if (len == strlen(SLOW) && memcmp(text, SLOW, len) == 0)
         gate_pass(&text_gate);
+    if (len == 2)
+        strncat(tokenized, text, 2); // on the jobs thread
     return __real_tok_encode(t, text, len, parse_special, add_bos, ret_ids, ret_n);
 }
 
@@ -94,7 +98,7 @@ static struct verifier_options options;
 static struct engine *engine;
 static struct verifier_service *service;
 static struct rpc_server *server;
-static struct rpc_client *client;
+static struct rpc_client *client, *other_client; // by the unix socket, and by TCP on loopback
 
 static unsigned max_calls;                   // of the server; 0: the default
 static unsigned own_role = RPC_ROLE_GATEWAY; // of the client
@@ -108,6 +112,7 @@ static void start_verifier(int load_wait_s)
                                         .queue_length = QUEUE_LENGTH,
                                         .max_batch_rows = 64,
                                         .prefill_chunk = 64,
+                                        .prefix_cache = true,
                                         .max_pass_ms = 100,
                                         .threads = 1,
                                         .verify_streams = 4,
@@ -124,8 +129,13 @@ static void start_verifier(int load_wait_s)
     assert_int_equal(engine_start(engine), 0);
     assert_int_equal(verifier_service_start(service), 0);
     assert_int_equal(rpc_server_listen(server, target), 1);
+    int port = rpc_server_listen(server, "127.0.0.1:0");
+    assert_true(port > 0);
+    char tcp[32];
+    snprintf(tcp, sizeof(tcp), "127.0.0.1:%d", port);
     assert_int_equal(rpc_server_start(server), 0);
     assert_int_equal(rpc_client_new(target, NULL, &client), 0);
+    assert_int_equal(rpc_client_new(tcp, NULL, &other_client), 0);
 }
 
 static int stop_verifier(void **state)
@@ -134,6 +144,7 @@ static int stop_verifier(void **state)
     gate_close(&load_gate, false);
     gate_close(&text_gate, false);
     rpc_client_free(client);
+    rpc_client_free(other_client);
     rpc_server_stop(server, 1000);
     engine_stop(engine);
     verifier_service_stop(service);
@@ -227,11 +238,14 @@ static void a_request_waits_for_the_model_and_is_served(void **state)
     assert_int_equal(a->n, 20);
 }
 
+static const char *ask_text, *ask_flow; // of tokenize()
+
 static void *tokenize(void *ret_code)
 {
     Tandem__V1__TokenizeRequest ask = TANDEM__V1__TOKENIZE_REQUEST__INIT;
     ProtobufCMessage *reply;
-    ask.text = (ProtobufCBinaryData){4, (uint8_t *)"Once"};
+    ask.text = rpc_text(ask_text);
+    ask.flow = rpc_text(ask_flow);
     *(enum rpc_code *)ret_code = rpc_unary(client, "/tandem.v1.Verifier/Tokenize", NULL, &ask.base,
                                            &tandem__v1__tokenize_reply__descriptor, &reply)
                                      .code;
@@ -257,6 +271,8 @@ static void tokenize_and_verify_wait_too(void **state)
     (void)state;
     pthread_t thread;
     enum rpc_code code = RPC_UNKNOWN;
+    ask_text = "Once";
+    ask_flow = "";
     assert_int_equal(pthread_create(&thread, NULL, tokenize, &code), 0);
     static const struct rpc_events events = {.on_message = ignore_message, .on_end = verify_ended};
     atomic_int verify_code = -1;
@@ -448,6 +464,61 @@ static void a_client_cannot_pass_the_queue_with_continuations(void **state)
         end(&g[i], RPC_OK, "");
     for (unsigned i = 0; i <= N; i++)
         free(a[i]);
+}
+
+static void a_client_that_is_no_gateway_has_one_flow(void **state)
+{
+    (void)state;
+    enum { N = QUEUE_LENGTH };
+    struct generation g[N + 1];
+    struct answer *a[N + 1];
+    request r = prompt_of("Once", 4);
+    r.flow = rpc_text("burst");
+    for (unsigned i = 0; i < N; i++) {
+        a[i] = calloc(1, sizeof(*a[i]));
+        generation_start(&g[i], other_client, &r, a[i]);
+        wait_n_jobs(i + 1);
+    }
+    r.flow = rpc_text("other");
+    a[N] = calloc(1, sizeof(*a[N]));
+    generation_start(&g[N], other_client, &r, a[N]);
+    end(&g[N], RPC_RESOURCE_EXHAUSTED, "the queue is full: 5 requests wait already");
+    r.flow = rpc_text("");
+    struct generation of_gateway;
+    AUTO(mem_free) struct answer *b = start(&of_gateway, &r);
+    end(&g[N - 1], RPC_RESOURCE_EXHAUSTED, ENGINE_DISPLACED); // another flow than a gateway's
+    gate_close(&load_gate, false);
+    end(&of_gateway, RPC_OK, "");
+    for (unsigned i = 0; i + 1 < N; i++)
+        end(&g[i], RPC_OK, "");
+    for (unsigned i = 0; i <= N; i++)
+        free(a[i]);
+}
+
+/* Sends the prompt; `cached` tokens of it must be known to the tenant. */
+static void ask_as(struct rpc_client *c, const char *tenant, unsigned cached)
+{
+    static const char *text =
+        "Once upon a time there was a little dog. The dog had a red ball, and "
+        "the ball was round. One day the dog lost the ball in the park.";
+    AUTO(mem_free) struct answer *a = calloc(1, sizeof(*a));
+    request r = prompt_of(text, strlen(text));
+    r.tenant = rpc_text(tenant);
+    generation_run(c, &r, a);
+    assert_int_equal(a->cached_tokens, cached);
+}
+
+static void a_client_cannot_read_which_prompts_a_gateways_tenant_has_sent(void **state)
+{
+    (void)state;
+    enum { BLOCKS = 32 }; // tokens of the whole blocks that the prompt has
+    static const char *const tenants[] = {"", "alice"};
+    for (unsigned i = 0; i < ARRAY_LEN(tenants); i++) {
+        ask_as(client, tenants[i], 0);
+        ask_as(client, tenants[i], BLOCKS);
+        ask_as(other_client, tenants[i], 0);
+        ask_as(other_client, tenants[i], BLOCKS); // its own tenants, one for each name
+    }
 }
 
 static void waiting_requests_are_bounded_in_bytes(void **state)
@@ -647,6 +718,42 @@ static void short_texts_pass_long_ones_for_a_limited_time(void **state)
             end(&g[i], RPC_OK, "");
 }
 
+static void texts_of_different_flows_take_turns(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {SLOW, "A1", "A2", "A3"};
+    struct generation g[ARRAY_LEN(texts)];
+    struct answer *a[ARRAY_LEN(texts)];
+    tokenized[0] = 0;
+    gate_close(&text_gate, true);
+    for (unsigned i = 0; i < ARRAY_LEN(texts); i++) {
+        request r = prompt_of(texts[i], strlen(texts[i]));
+        r.flow = rpc_text("A");
+        a[i] = start(&g[i], &r);
+        if (i == 0)
+            gate_await(&text_gate);
+        wait_n_jobs(i);
+    }
+    pthread_mutex_lock(&service->mu);
+    for (struct job *j = service->jobs; j; j = j->next)
+        j->arrived_us -= 3600 * INT64_C(1000000); // B1 does not pass them as the shorter job
+    pthread_mutex_unlock(&service->mu);
+    pthread_t thread;
+    enum rpc_code code = RPC_UNKNOWN;
+    ask_text = "B1";
+    ask_flow = "B";
+    assert_int_equal(pthread_create(&thread, NULL, tokenize, &code), 0);
+    wait_n_jobs(ARRAY_LEN(texts));
+    gate_close(&text_gate, false);
+    pthread_join(thread, NULL);
+    assert_int_equal(code, RPC_OK);
+    for (unsigned i = 0; i < ARRAY_LEN(texts); i++) {
+        end(&g[i], RPC_OK, "");
+        free(a[i]);
+    }
+    assert_string_equal(tokenized, "A1B1A2A3");
+}
+
 static void a_request_cancelled_while_tokenizing_ends(void **state)
 {
     (void)state;
@@ -701,6 +808,8 @@ int main(void)
         LOADING(a_full_queue_has_places_for_resumed_answers),
         cmocka_unit_test_setup_teardown(a_client_cannot_pass_the_queue_with_continuations,
                                         start_for_a_client, stop_verifier),
+        LOADING(a_client_that_is_no_gateway_has_one_flow),
+        READY(a_client_cannot_read_which_prompts_a_gateways_tenant_has_sent),
         LOADING(waiting_requests_are_bounded_in_bytes),
         LOADING(a_queue_full_of_bytes_has_a_place_for_another_flow),
         LOADING(waiting_requests_are_counted_with_their_size_in_memory),
@@ -709,6 +818,7 @@ int main(void)
         LOADING(the_gateway_reports_the_progress_of_loading),
         READY(tokenizing_a_long_text_delays_no_stream),
         READY(short_texts_pass_long_ones_for_a_limited_time),
+        READY(texts_of_different_flows_take_turns),
         READY(a_request_cancelled_while_tokenizing_ends),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -216,6 +216,31 @@ static void a_file_that_is_damaged_while_in_use_gets_all_counts_again(void **sta
     assert_int_equal(levels_of(next, NOON_US).requests.left, 9);
 }
 
+static void a_file_that_is_removed_while_in_use_is_written_again(void **state)
+{
+    (void)state;
+    static const bool replaced[] = {false, true};
+    for (unsigned i = 0; i < ARRAY_LEN(replaced); i++) {
+        AUTO(auth_free) struct auth *a = alice(), *next = alice();
+        AUTO(usage_file_free) struct usage_file *f = opened();
+        uses(a, 500, NOON_US);
+        saves(a, f, NOON_US);
+        assert_int_equal(remove(path), 0);
+        if (replaced[i])
+            usage_file_free(opened());
+        saves(a, f, NOON_US); // there is no change to save
+        AUTO(usage_file_free) struct usage_file *other = opened();
+        saves(next, other, NOON_US);
+        assert_int_equal(levels_of(next, NOON_US).tokens.left, 5500);
+        assert_int_equal(levels_of(next, NOON_US).requests.left, 9);
+        uses(next, 100, NOON_US);
+        saves(next, other, NOON_US);
+        saves(a, f, NOON_US); // both use one file
+        assert_int_equal(levels_of(a, NOON_US).tokens.left, 5400);
+        assert_int_equal(remove(path), 0);
+    }
+}
+
 static void a_foreign_database_is_refused_and_unchanged(void **state)
 {
     (void)state;
@@ -616,6 +641,7 @@ int main(void)
         CASE(processes_share_the_counts),
         CASE(a_damaged_file_is_replaced),
         CASE(a_file_that_is_damaged_while_in_use_gets_all_counts_again),
+        CASE(a_file_that_is_removed_while_in_use_is_written_again),
         CASE(a_foreign_database_is_refused_and_unchanged),
         CASE(numbers_of_the_file_are_bounded),
         CASE(a_file_that_cannot_be_written_loses_nothing),

@@ -81,6 +81,21 @@ static void malformed_lines_are_dropped(void **state)
     is("no{instance=\"i\"} sample\nok{instance=\"i\"} 1\n");
 }
 
+static void a_sample_with_its_own_instance_is_dropped(void **state)
+{
+    (void)state;
+    add("a{instance=\"x\"} 1\na{b=\"\\\"},\",instance=\"x\"} 2\na{ instance = \"x\"} 3\n"
+        "a{b=\"c\" ,\tinstance=\"x\"} 4\n"
+        "b{c=\"instance=\"} 5\nb{instances=\"1\"} 6\nb{c=\"\\\\\",d=\",instance=\"} 7\n"
+        "b{c=\"1\"} 8 # {instance=\"y\"} 1\n"
+        "c{d=\"\\",
+        "i");
+    is("b{instance=\"i\",c=\"instance=\"} 5\nb{instance=\"i\",instances=\"1\"} 6\n"
+       "b{instance=\"i\",c=\"\\\\\",d=\",instance=\"} 7\n"
+       "b{instance=\"i\",c=\"1\"} 8 # {instance=\"y\"} 1\n"
+       "c{instance=\"i\",d=\"\\\n");
+}
+
 static void instances_cannot_break_out_of_their_label(void **state)
 {
     (void)state;
@@ -151,6 +166,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(openmetrics_names_counters_without_total_and_has_an_end,
                                         begin, end),
         cmocka_unit_test_setup_teardown(malformed_lines_are_dropped, begin, end),
+        cmocka_unit_test_setup_teardown(a_sample_with_its_own_instance_is_dropped, begin, end),
         cmocka_unit_test_setup_teardown(instances_cannot_break_out_of_their_label, begin, end),
         cmocka_unit_test_setup_teardown(families_are_limited, begin, end),
         cmocka_unit_test_setup_teardown(names_have_letters_digits_and_two_more_characters, begin,

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "gateway/http/http_request.h"
+#include "gateway/keys/auth.h"
 #include "gateway/serve/tokens.h"
 #include "gateway/upstream/upstream_impl.h"
 #include "lib/lib.h"
@@ -15,7 +16,7 @@ static struct {
     unsigned n;
     char path[64];
     bool parse_special, add_bos, render_special;
-    char text[64];
+    char text[64], flow[80];
     uint32_t ids[4];
     size_t n_ids;
     unary_calls_done *done;
@@ -39,11 +40,13 @@ void __wrap_upstream_unary(struct verifier *v, const char *path, int64_t timeout
         const Tandem__V1__TokenizeRequest *m = (const Tandem__V1__TokenizeRequest *)request;
         asked.parse_special = m->parse_special;
         asked.add_bos = m->add_bos;
+        snprintf(asked.flow, sizeof(asked.flow), "%.*s", (int)m->flow.len, (char *)m->flow.data);
         snprintf(asked.text, sizeof(asked.text), "%.*s", (int)m->text.len, (char *)m->text.data);
     } else {
         const Tandem__V1__DetokenizeRequest *m = (const Tandem__V1__DetokenizeRequest *)request;
         assert_ptr_equal(reply, &tandem__v1__detokenize_reply__descriptor);
         asked.render_special = m->render_special;
+        snprintf(asked.flow, sizeof(asked.flow), "%.*s", (int)m->flow.len, (char *)m->flow.data);
         asked.n_ids = m->n_ids;
         memcpy(asked.ids, m->ids, m->n_ids * sizeof(*m->ids));
     }
@@ -168,6 +171,36 @@ static void ids_become_text(void **state)
     is(200, "{\"prompt\":\"a \\\"b\\\"\"}\n");
 }
 
+static void calls_have_the_flow_of_their_key(void **state)
+{
+    (void)state;
+    static const char text[] = "alice sk-0123456789abcdef\n";
+    Tandem__V1__TokenizeReply ids = TANDEM__V1__TOKENIZE_REPLY__INIT;
+    Tandem__V1__DetokenizeReply piece = TANDEM__V1__DETOKENIZE_REPLY__INIT;
+    AUTO(auth_free) struct auth *keys = NULL;
+    struct auth_guest *guest;
+    struct auth_levels levels;
+    struct openai_request q = {0};
+    assert_int_equal(auth_new_text("keys", text, strlen(text), &keys), 0);
+    assert_int_equal(auth_enter(keys, "sk-0123456789abcdef", true, 1, &guest, &levels), 0);
+    assert_int_equal(auth_bind_flow(guest, &q, NULL), 0);
+    encode("{\"prompt\":\"x\"}");
+    replies(&ids.base);
+    assert_string_equal(asked.flow, ""); // without keys
+    r->attached = guest;
+    encode("{\"prompt\":\"x\"}");
+    replies(&ids.base);
+    assert_int_equal(strlen(asked.flow), 64);
+    assert_string_equal(asked.flow, q.flow);
+    asked.flow[0] = 0;
+    decode("{\"tokens\":[5]}");
+    replies(&piece.base);
+    assert_string_equal(asked.flow, q.flow);
+    r->attached = NULL;
+    auth_leave(guest);
+    openai_request_done(&q);
+}
+
 static void errors_have_their_status(void **state)
 {
     (void)state;
@@ -213,9 +246,8 @@ static void an_answer_must_find_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(every_id_is_written_in_full),
-        CASE(ids_become_text),
-        CASE(errors_have_their_status),
+        CASE(every_id_is_written_in_full),      CASE(ids_become_text),
+        CASE(calls_have_the_flow_of_their_key), CASE(errors_have_their_status),
         CASE(an_answer_must_find_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

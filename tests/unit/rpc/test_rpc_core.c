@@ -194,7 +194,7 @@ static void the_three_files_of_tls_are_set_together(void **state)
         struct rpc_tls paths = {.cert = set & 1 ? nowhere : NULL,
                                 .key = set & 2 ? nowhere : NULL,
                                 .ca = set & 4 ? nowhere : NULL};
-        int r = rpc_tls_init(&paths);
+        int r = rpc_tls_init(&paths, NULL);
         assert_int_equal(r, set == 0 ? 0 : set == 7 ? -ENOENT : -EINVAL);
         if (r == -EINVAL)
             assert_string_equal(fail_text(), "rpc_tls_cert, rpc_tls_key and rpc_tls_ca must be set "

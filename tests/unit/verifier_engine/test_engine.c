@@ -234,7 +234,7 @@ static struct request *request_of(struct engine *e, const char *rule)
         msg.speculative = &speculative;
     }
     const struct loaded_model *m = engine_loaded_model(e);
-    struct request_limits limits = {m->tok, m->name, m->run.context, 4, m->fingerprint};
+    struct request_limits limits = {m->tok, m->name, m->run.context, 4, m->fingerprint, true};
     struct request *r;
     assert_int_equal(request_read(&msg, &limits, &r), 0);
     assert_int_equal(request_open(r, m->tok), 0);

@@ -5,6 +5,7 @@
 #include "lib/lib.h"
 #include "base/err.h"
 #include "tandem/v1/verifier.pb-c.h"
+#include "text/utf8.h"
 #include "verifier-svc/drafts/drafts.h"
 #include "verifier-svc/engine/request.h"
 
@@ -20,7 +21,7 @@ static int open_model(void **state)
     (void)state;
     assert_int_equal(checkpoint_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &file), 0);
     assert_int_equal(tok_new(file, &tok), 0);
-    limits = (struct request_limits){tok, "tales-1m-q8_0", 64, 8, "fp"};
+    limits = (struct request_limits){tok, "tales-1m-q8_0", 64, 8, "fp", true};
     return 0;
 }
 
@@ -681,6 +682,38 @@ static void every_text_has_a_longest_length(void **state)
     assert_memory_equal(r->proposer, text, REQUEST_MAX_NAME);
 }
 
+/* Sets the tenant and reads the request as that of a client. */
+static struct request *read_as_client(const char *tenant)
+{
+    struct request_limits as_client = limits;
+    struct request *r = NULL;
+    message m = a_request();
+    as_client.may_name = false;
+    m.tenant = m.flow = text_of(tenant);
+    assert_int_equal(request_read(&m, &as_client, &r), 0);
+    return r;
+}
+
+static void a_client_has_its_own_tenants_and_one_flow(void **state)
+{
+    (void)state;
+    AUTO(request_drop) struct request *a = read_as_client("a");
+    AUTO(request_drop) struct request *same = read_as_client("a");
+    AUTO(request_drop) struct request *b = read_as_client("b");
+    AUTO(request_drop) struct request *none = read_as_client("");
+    const struct request *others[] = {b, none};
+    assert_int_equal(a->tenant_len, same->tenant_len);
+    assert_memory_equal(a->tenant, same->tenant, a->tenant_len);
+    for (unsigned i = 0; i < ARRAY_LEN(others); i++) {
+        assert_int_equal(others[i]->tenant_len, a->tenant_len);
+        assert_memory_not_equal(others[i]->tenant, a->tenant, a->tenant_len);
+        assert_int_equal(utf8_valid((const char *)others[i]->tenant, a->tenant_len), 0);
+        assert_int_equal(others[i]->flow_len, a->flow_len);
+        assert_memory_equal(others[i]->flow, a->flow, a->flow_len);
+    }
+    assert_memory_equal(a->flow, REQUEST_CLIENT_FLOW, a->flow_len);
+}
+
 static void the_number_of_choices_is_limited_by_both_limits(void **state)
 {
     (void)state;
@@ -875,6 +908,7 @@ int main(void)
         cmocka_unit_test(a_bias_is_at_most_100_in_magnitude),
         cmocka_unit_test(the_last_token_of_the_vocabulary_may_be_named),
         cmocka_unit_test(every_text_has_a_longest_length),
+        cmocka_unit_test(a_client_has_its_own_tenants_and_one_flow),
         cmocka_unit_test(the_number_of_choices_is_limited_by_both_limits),
         cmocka_unit_test(logprobs_are_those_of_the_request),
         cmocka_unit_test(min_tokens_bans_what_ends_an_answer),

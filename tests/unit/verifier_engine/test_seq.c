@@ -40,7 +40,7 @@ static void make(struct made *m, void (*set)(Tandem__V1__GenerateRequest *msg))
     msg.text = (ProtobufCBinaryData){4, (uint8_t *)"Once"};
     if (set)
         set(&msg);
-    struct request_limits limits = {tok, "m", 64, 8, "fp"};
+    struct request_limits limits = {tok, "m", 64, 8, "fp", true};
     assert_int_equal(request_read(&msg, &limits, &m->r), 0);
     assert_int_equal(request_open(m->r, tok), 0);
     m->s = m->r->seqs[0];
