@@ -26,7 +26,7 @@
 #define RPC_PEERS_RESET_US 1000000
 #define RPC_PEERS_RESETS_PER_S 64 // in the long run
 #define RPC_PEERS_RESETS_BURST 2048
-#define RPC_PEERS_BYTES_MAX (128u << 20)
+#define RPC_PEERS_BYTES_MAX (256u << 20)
 #define RPC_PEERS_STALL_US 1000000
 #define RPC_PEERS_STALL_BYTES (1u << 20) // less stalls no thread for that time
 #define RPC_PEERS_CALL_BYTES 1024        // frames of a call, without its headers and messages

@@ -5,7 +5,7 @@
 #include "base/err.h"
 #include "lib/fakes/failing.h"
 #include "lib/lib.h"
-// NOLINTNEXTLINE(bugprone-suspicious-include): the test sets a position that 2^31 tokens would reach
+// A test sets a position that 2^31 tokens would reach. NOLINTNEXTLINE(bugprone-suspicious-include)
 #include "proposer-svc/props/suffix_pool.c"
 
 #define TOKENS(...) (uint32_t[]){__VA_ARGS__}, sizeof((uint32_t[]){__VA_ARGS__}) / 4
