@@ -312,19 +312,26 @@ void verifier_service_add(struct verifier_service *s, struct rpc_server *server)
 int verifier_service_start(struct verifier_service *s)
 {
     int err = pthread_create(&s->sender_thread, NULL, verifier_service_out_main, s);
-    if (!err)
-        err = pthread_create(&s->jobs_thread, NULL, verifier_service_jobs_main, s);
+    for (size_t i = 0; !err && i < ARRAY_LEN(s->jobs_threads); i++) {
+        struct jobs_thread *t = &s->jobs_threads[i];
+        t->service = s;
+        t->max_bytes = i ? VERIFIER_SERVICE_SHORT_JOB : SIZE_MAX;
+        err = pthread_create(&t->thread, NULL, verifier_service_jobs_main, t);
+    }
     return err ? fail(-err, "cannot start the service's threads") : 0;
 }
 
 void verifier_service_stop(struct verifier_service *s)
 {
     verifier_service_wake_jobs(s, true);
-    if (s->jobs_thread)
-        pthread_join(s->jobs_thread, NULL);
+    for (size_t i = 0; i < ARRAY_LEN(s->jobs_threads); i++) {
+        if (s->jobs_threads[i].thread)
+            pthread_join(s->jobs_threads[i].thread, NULL);
+        s->jobs_threads[i].thread = 0;
+    }
     if (s->sender_thread)
         pthread_join(s->sender_thread, NULL);
-    s->jobs_thread = s->sender_thread = 0;
+    s->sender_thread = 0;
 }
 
 void verifier_service_free(struct verifier_service *s)

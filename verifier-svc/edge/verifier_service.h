@@ -1,7 +1,7 @@
 /* verifier_service.h - the gRPC edge: tandem.v1.Verifier over rpc. Only the files of the edge and
  * request.c know its messages.
  *
- * Requests are parsed on rpc threads, checked and tokenized by the jobs thread, and passed to the
+ * Requests are parsed on rpc threads, checked and tokenized by the jobs threads, and passed to the
  * engine. The sender thread packs and sends the committed tokens, and never waits for a client. If
  * more than VERIFIER_SERVICE_UNREAD_MAX bytes of an answer are unread, its sequences are paused.
  * The answer is aborted if the client does not read for reader_timeout.
@@ -23,6 +23,8 @@
 #define VERIFIER_SERVICE_MAX_MESSAGE (16u << 20)
 /* bytes of memory of waiting requests, and as many of waiting resumed answers */
 #define VERIFIER_SERVICE_WAITING_MAX (64u << 20)
+/* bytes of a job that waits for no longer one; at 0.2 us per byte it takes 13 ms */
+#define VERIFIER_SERVICE_SHORT_JOB (64u << 10)
 #define VERIFIER_SERVICE_MAX_DETOKENIZE (1u << 20) // ids in one call
 /* A Verify stream ends if its client sends no `open` for this long, or for a shorter
  * verify_timeout. */

@@ -1,7 +1,7 @@
 /* verifier_service_impl.h - what the edge's files share. Not for other files.
  *
  *     verifier_service.c              Generate and Verify: requests in
- *     verifier_service_jobs.c         the jobs thread: checks and tokenizes
+ *     verifier_service_jobs.c         the jobs threads: check and tokenize
  *     verifier_service_out.c          the sender thread: sends answers
  *     verifier_service_info.c         model, tokenizer, statistics
  *     verifier_service_speculation.c  the settings of speculation */
@@ -16,7 +16,7 @@
 struct verifier_service;
 struct job;
 
-/* Answers a call, or starts its answer. Runs on the jobs thread, once the model is loaded. */
+/* Answers a call, or starts its answer. Runs on a jobs thread, once the model is loaded. */
 typedef void job_fn(struct verifier_service *s, const struct job *j);
 
 /* A waiting call. */
@@ -29,11 +29,18 @@ struct job {
     int64_t arrived_us;
 };
 
+struct jobs_thread {
+    struct verifier_service *service;
+    size_t max_bytes; // of the jobs that it runs
+    pthread_t thread; // 0: not started
+};
+
 struct verifier_service {
     const struct verifier_options *options;
     struct engine *engine;
     struct stats *stats;
-    pthread_t sender_thread, jobs_thread; // 0: not started
+    pthread_t sender_thread;            // 0: not started
+    struct jobs_thread jobs_threads[2]; // for all jobs, and for short ones
 
     pthread_mutex_t mu; // for the job list, and for the user of a call while it can change
     pthread_cond_t jobs_changed;
@@ -93,7 +100,8 @@ void verifier_service_start_job(struct rpc_call *call, struct rpc_msg *in,
 void verifier_service_drop_job(struct verifier_service *s, const struct rpc_call *call);
 /* Loading has ended, with success or not; or the service stops. */
 void verifier_service_wake_jobs(struct verifier_service *s, bool stop);
-void *verifier_service_jobs_main(void *service);
+/* thread: a jobs_thread. */
+void *verifier_service_jobs_main(void *thread);
 
 /* ---- verifier_service_out.c ---- */
 

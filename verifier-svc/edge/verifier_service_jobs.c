@@ -1,9 +1,12 @@
-/* verifier_service_jobs.c - the jobs thread: long work with a call's text, such as tokenizing a
+/* verifier_service_jobs.c - the jobs threads: long work with a call's text, such as tokenizing a
  * megabyte, without delaying the streams of other calls. Calls that arrive while the model loads
  * wait in the same list.
  *
- * Jobs of different flows take turns, by their bytes (flows.h). So a job waits for at most two long
- * jobs of another flow: the one that runs, and one with an earlier turn.
+ * One thread runs all jobs, the other one runs short jobs only. So a short job never waits for a
+ * long one.
+ *
+ * Jobs of different flows take turns, by their bytes (flows.h). So a long job waits for at most two
+ * long jobs of another flow: the one that runs, and one with an earlier turn.
  *
  * Within a flow, short jobs go before long ones. A smaller job passes a larger one if it arrives
  * within the larger one's bytes times LETS_PASS_US. So equal jobs keep their order, and no job
@@ -155,7 +158,7 @@ static int add_ranked(struct verifier_service *s, struct job *j, struct job **re
     *at = j;
     s->n_jobs++;
     rpc_call_ref(j->call);
-    pthread_cond_signal(&s->jobs_changed);
+    pthread_cond_broadcast(&s->jobs_changed); // a thread that runs short jobs only may be idle
     return 0;
 }
 
@@ -208,15 +211,22 @@ void verifier_service_start_job(struct rpc_call *call, struct rpc_msg *in,
         verifier_service_refuse(s, call, NULL, err);
 }
 
-/* With the lock: removes the job whose turn it is. Of equal turns, the list's first one is it. */
-static struct job *remove_next(struct verifier_service *s)
+/* With the lock: removes the job whose turn it is among those that a thread may run. Of equal
+ * turns, the list's first one is it. NULL: there is none. */
+static struct job *remove_next(struct verifier_service *s, size_t max_bytes)
 {
     uint32_t n = 0;
-    for (struct job *j = s->jobs; j; j = j->next, n++)
+    for (struct job *j = s->jobs; j; j = j->next) {
+        if (j->place.bytes > max_bytes)
+            continue;
         s->turns[n] = (struct flows_turn){.place = &j->place,
                                           .index = n,
                                           .n_tokens = (uint32_t)j->place.bytes,
                                           .first = j->place.resumed};
+        n++;
+    }
+    if (!n)
+        return NULL;
     flows_sort(s->job_flows, s->turns, n);
     struct job **at = &s->jobs;
     while (&(*at)->place != s->turns[0].place)
@@ -225,13 +235,17 @@ static struct job *remove_next(struct verifier_service *s)
     return remove_at(s, at);
 }
 
-/* Waits for the next job; NULL: the service stops. */
-static struct job *next_job(struct verifier_service *s)
+/* Waits for the thread's next job; NULL: the service stops. */
+static struct job *next_job(const struct jobs_thread *t)
 {
+    struct verifier_service *s = t->service;
+    struct job *j = NULL;
     pthread_mutex_lock(&s->mu);
-    while (!s->stopping && (!s->jobs || engine_state(s->engine, NULL) == ENGINE_LOADING))
+    while (!s->stopping) {
+        if (engine_state(s->engine, NULL) != ENGINE_LOADING && (j = remove_next(s, t->max_bytes)))
+            break;
         pthread_cond_wait(&s->jobs_changed, &s->mu);
-    struct job *j = s->stopping ? NULL : remove_next(s);
+    }
     pthread_mutex_unlock(&s->mu);
     return j;
 }
@@ -240,14 +254,15 @@ void verifier_service_wake_jobs(struct verifier_service *s, bool stop)
 {
     pthread_mutex_lock(&s->mu);
     s->stopping |= stop;
-    pthread_cond_signal(&s->jobs_changed);
+    pthread_cond_broadcast(&s->jobs_changed);
     pthread_mutex_unlock(&s->mu);
 }
 
-void *verifier_service_jobs_main(void *service)
+void *verifier_service_jobs_main(void *thread)
 {
-    struct verifier_service *s = service;
-    for (struct job *j; (j = next_job(s)); job_free(j)) {
+    const struct jobs_thread *t = thread;
+    struct verifier_service *s = t->service;
+    for (struct job *j; (j = next_job(t)); job_free(j)) {
         svc_awake();
         if (engine_loaded_model(s->engine))
             j->run(s, j);

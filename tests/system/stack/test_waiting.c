@@ -19,6 +19,7 @@
 #define LOADED 0.42F
 #define QUEUE_LENGTH 5
 #define SLOW "a text that takes long"
+#define LONG (VERIFIER_SERVICE_SHORT_JOB + 1) // bytes of a text that only one thread runs
 #define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 #define CHAT                                                                                       \
     "{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}],\"max_tokens\":3,"                  \
@@ -36,6 +37,7 @@ struct gate {
 
 static struct gate load_gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, false};
 static struct gate text_gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, false};
+static struct gate long_gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, false};
 
 static void gate_close(struct gate *g, bool closed)
 {
@@ -85,8 +87,10 @@ int __wrap_tok_encode(const struct tok *t, const char *text, size_t len, bool pa
 {
     if (len == strlen(SLOW) && memcmp(text, SLOW, len) == 0)
         gate_pass(&text_gate);
+    if (len == LONG)
+        gate_pass(&long_gate);
     if (len == 2)
-        strncat(tokenized, text, 2); // on the jobs thread
+        strncat(tokenized, text, 2); // on one thread, since the other one is at the long gate
     return __real_tok_encode(t, text, len, parse_special, add_bos, ret_ids, ret_n);
 }
 
@@ -143,6 +147,7 @@ static int stop_verifier(void **state)
     (void)state;
     gate_close(&load_gate, false);
     gate_close(&text_gate, false);
+    gate_close(&long_gate, false);
     rpc_client_free(client);
     rpc_client_free(other_client);
     rpc_server_stop(server, 1000);
@@ -666,16 +671,54 @@ static void the_gateway_reports_the_progress_of_loading(void **state)
 
 /* ---- while tokenizing a text takes long ---- */
 
+/* Occupies the thread that runs all texts. */
+static struct answer *start_long(struct generation *g)
+{
+    static char text[LONG];
+    memset(text, 'x', LONG);
+    request r = prompt_of(text, LONG);
+    gate_close(&long_gate, true);
+    struct answer *a = start(g, &r);
+    gate_await(&long_gate);
+    return a;
+}
+
+static void end_long(struct generation *g)
+{
+    gate_close(&long_gate, false);
+    end(g, RPC_INVALID_ARGUMENT, "the context holds");
+}
+
+static void a_short_text_waits_for_no_long_one(void **state)
+{
+    (void)state;
+    struct generation g[3];
+    request quick = prompt_of("Once", 4);
+    AUTO(mem_free) struct answer *long_one = start_long(&g[0]);
+    static char text[LONG + 1];
+    memset(text, 'x', LONG + 1);
+    request r = prompt_of(text, LONG + 1);
+    AUTO(mem_free) struct answer *next_long = start(&g[1], &r);
+    wait_n_jobs(1);
+    AUTO(mem_free) struct answer *a = start(&g[2], &quick);
+    end(&g[2], RPC_OK, "");
+    assert_int_equal(a->n, 20);
+    wait_n_jobs(1); // the other thread takes no long text
+    end_long(&g[0]);
+    end(&g[1], RPC_INVALID_ARGUMENT, "the context holds");
+}
+
 static void tokenizing_a_long_text_delays_no_stream(void **state)
 {
     (void)state;
-    struct generation g[4];
+    struct generation g[5];
     request quick = prompt_of("Once", 4), slow = prompt_of(SLOW, strlen(SLOW));
     quick.max_tokens = 1000;
     AUTO(mem_free) struct answer *stream = start(&g[0], &quick);
     generation_wait_tokens(&g[0], 1);
+    AUTO(mem_free) struct answer *long_one = start_long(&g[4]);
     gate_close(&text_gate, true);
-    AUTO(mem_free) struct answer *long_one = start(&g[1], &slow);
+    AUTO(mem_free) struct answer *slow_one = start(&g[1], &slow);
     gate_await(&text_gate);
     AUTO(mem_free) struct answer *next = start(&g[2], &quick), *cancelled = start(&g[3], &quick);
     wait_n_jobs(2);
@@ -685,9 +728,10 @@ static void tokenizing_a_long_text_delays_no_stream(void **state)
     end(&g[3], RPC_CANCELLED, "");
     wait_n_jobs(1);
     gate_close(&text_gate, false);
+    end_long(&g[4]);
     end(&g[1], RPC_OK, "");
     end(&g[2], RPC_OK, "");
-    assert_int_equal(long_one->n, 20);
+    assert_int_equal(slow_one->n, 20);
     assert_int_equal(next->n, 1000);
 }
 
@@ -695,8 +739,9 @@ static void short_texts_pass_long_ones_for_a_limited_time(void **state)
 {
     (void)state;
     enum { LEN = 1 << 20 };
-    struct generation g[5];
+    struct generation g[5], first;
     request quick = prompt_of("Once", 4), slow = prompt_of(SLOW, strlen(SLOW));
+    AUTO(mem_free) struct answer *long_one = start_long(&first);
     AUTO(mem_free) char *text = malloc(LEN);
     memset(text, 'x', LEN);
     request longer = prompt_of(text, LEN);
@@ -712,6 +757,7 @@ static void short_texts_pass_long_ones_for_a_limited_time(void **state)
     pthread_mutex_unlock(&service->mu);
     AUTO(mem_free) struct answer *c = start_named(&g[4], quick, "c", "abLc");
     gate_close(&text_gate, false);
+    end_long(&first);
     end(&g[1], RPC_INVALID_ARGUMENT, "the context holds");
     for (unsigned i = 0; i < ARRAY_LEN(g); i++)
         if (i != 1)
@@ -722,8 +768,9 @@ static void texts_of_different_flows_take_turns(void **state)
 {
     (void)state;
     static const char *const texts[] = {SLOW, "A1", "A2", "A3"};
-    struct generation g[ARRAY_LEN(texts)];
+    struct generation g[ARRAY_LEN(texts)], first;
     struct answer *a[ARRAY_LEN(texts)];
+    AUTO(mem_free) struct answer *long_one = start_long(&first);
     tokenized[0] = 0;
     gate_close(&text_gate, true);
     for (unsigned i = 0; i < ARRAY_LEN(texts); i++) {
@@ -752,6 +799,7 @@ static void texts_of_different_flows_take_turns(void **state)
         free(a[i]);
     }
     assert_string_equal(tokenized, "A1B1A2A3");
+    end_long(&first);
 }
 
 static void a_request_cancelled_while_tokenizing_ends(void **state)
@@ -816,6 +864,7 @@ int main(void)
         LOADING(the_gateway_waits_for_the_model),
         LOADING(the_gateway_waits_for_one_model_while_another_is_ready),
         LOADING(the_gateway_reports_the_progress_of_loading),
+        READY(a_short_text_waits_for_no_long_one),
         READY(tokenizing_a_long_text_delays_no_stream),
         READY(short_texts_pass_long_ones_for_a_limited_time),
         READY(texts_of_different_flows_take_turns),
