@@ -30,7 +30,8 @@
 /* Each thread's heap keeps so much at its end. malloc_trim() does not reach that memory, and the
  * messages of the gateway are smaller than those for which base/svc.c keeps 512 MiB. */
 #define TRIM_KEEP_BYTES (4 << 20)
-#define END_US 5000000 // after a drain: time for the last answers and the end of all calls
+#define MEET_US 5000000 // at a start: time for the first answers of the verifiers
+#define END_US 5000000  // after a drain: time for the last answers and the end of all calls
 
 static struct gateway gateway;
 static struct http_server *http;
@@ -179,6 +180,8 @@ static int start_http(const struct gateway_options *o, int fd)
     return rc < 0 ? rc : http_new(&h, fd, routes_answer, &gateway, &http);
 }
 
+/* Before it accepts connections, the gateway learns what its verifiers serve. Its predecessor, if it
+ * has one, has reached them and serves until then. */
 static int start(const struct gateway_options *o)
 {
     int fd;
@@ -212,6 +215,7 @@ static int start(const struct gateway_options *o)
         close(fd);
         return rc;
     }
+    upstream_meet(gateway.upstream, handover_is_successor(), clock_us() + MEET_US);
     rc = start_http(o, fd);
     listen_fd = fd;
     if (rc == 0)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
@@ -374,6 +375,21 @@ static void *watcher_main(void *arg)
 }
 
 /* ---- start, end, access ---- */
+
+static bool has_met(struct verifier *v, bool reached)
+{
+    pthread_mutex_lock(&v->u->mu);
+    bool met = v->state != UPSTREAM_UNKNOWN && !(reached && v->state == UPSTREAM_DOWN);
+    pthread_mutex_unlock(&v->u->mu);
+    return met;
+}
+
+void upstream_meet(struct upstream *u, bool reached, int64_t until_us)
+{
+    for (unsigned i = 0; i < u->n; i++)
+        while (!has_met(&u->verifiers[i], reached) && clock_us() < until_us)
+            nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+}
 
 unsigned upstream_n(const struct upstream *u)
 {

@@ -63,6 +63,10 @@ int upstream_new(const char *const *targets, unsigned n, const struct upstream_p
 void upstream_free(struct upstream *u); // after all streaming calls have ended
 DEFINE_AUTO(struct upstream, upstream_free)
 
+/* Waits until GetModel to each verifier has ended once; at most until until_us. reached: it must
+ * have been answered. One thread at a time. */
+void upstream_meet(struct upstream *u, bool reached, int64_t until_us);
+
 unsigned upstream_n(const struct upstream *u);
 struct verifier *upstream_at(struct upstream *u, unsigned i);
 const char *upstream_target(const struct verifier *v);

@@ -106,6 +106,24 @@ static void the_last_answer_is_the_state(void **state)
     assert_string_equal(upstream_state_name(UPSTREAM_REFUSED), "refused");
 }
 
+/* A verifier that is down has been met, but not reached. */
+static void verifiers_are_met_until_a_deadline(void **state)
+{
+    (void)state;
+    AUTO(upstream_free) struct upstream *u = upstream_of(address); // nobody listens
+    int64_t limit_us = WAIT_MS * INT64_C(1000), began_us = clock_us();
+    upstream_meet(u, false, began_us + limit_us);
+    assert_true(clock_us() < began_us + limit_us);
+    assert_int_equal(state_of(u), UPSTREAM_DOWN);
+    int64_t until_us = clock_us() + 50000;
+    upstream_meet(u, true, until_us);
+    assert_true(clock_us() >= until_us);
+    struct fake_verifier *f = fake_verifier_start(address);
+    upstream_meet(u, true, clock_us() + limit_us);
+    assert_int_equal(state_of(u), UPSTREAM_READY);
+    fake_verifier_stop(f);
+}
+
 static void requests_are_counted(void **state)
 {
     (void)state;
@@ -284,6 +302,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(the_last_answer_is_the_state),
+        CASE(verifiers_are_met_until_a_deadline),
         CASE(requests_are_counted),
         CASE(a_waiter_is_called_when_the_model_is_loaded),
         CASE(the_number_of_waiters_is_limited),
