@@ -22,20 +22,51 @@ static const char *allowed_origin(const struct conf_list *origins, const char *o
     return NULL;
 }
 
-/* host: "localhost:8080", "127.0.0.1", "[::1]:8080". */
-static bool is_loopback(const char *host)
+/* Whether `host` is the one of an origin: "a.example:8080" of "https://a.example:8080". */
+static bool is_host_of(const char *origin, const char *host)
 {
-    size_t len = *host == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":");
-    bool local = len == 9 && strncasecmp(host, "localhost", 9) == 0;
-    return local || (len == 5 && strncmp(host, "[::1]", 5) == 0) ||
-           (strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == len);
+    const char *mark = strstr(origin, "://");
+    return mark && strcasecmp(mark + 3, host) == 0;
 }
 
 /* Whether `origin` is the origin of this server's own page. */
-static bool is_own_origin(const struct cors *c, const struct http_request *r, const char *origin)
+static bool is_own_origin(const struct http_request *r, const char *origin)
 {
-    const char *mark = strstr(origin, "://"), *host = http_field(r, "Host");
-    return mark && host && strcasecmp(mark + 3, host) == 0 && (!c->loopback || is_loopback(host));
+    const char *host = http_field(r, "Host");
+    return host && is_host_of(origin, host);
+}
+
+/* Whether a public DNS server can resolve the name. It cannot if the host is an address, has no dot
+ * or ends with ".localhost" (RFC 6761). host: "localhost:8080", "127.0.0.1", "[::1]:8080". */
+static bool is_public_name(const char *host)
+{
+    static const char local[] = ".localhost";
+    size_t len = strcspn(host, ":"), n = strlen(local);
+    if (*host == '[' || !memchr(host, '.', len) || strspn(host, "0123456789.") == len)
+        return false;
+    return len < n || strncasecmp(host + len - n, local, n) != 0;
+}
+
+static bool is_configured_host(const struct conf_list *origins, const char *host)
+{
+    for (unsigned i = 0; i < origins->n; i++)
+        if (strcmp(origins->v[i], "*") == 0 || is_host_of(origins->v[i], host))
+            return true;
+    return false;
+}
+
+/* Answers a request for a host name that may be a foreign domain. */
+static bool refuse_host(const struct cors *c, struct http_request *r)
+{
+    const char *host = http_field(r, "Host");
+    if (!c->loopback || !host || !is_public_name(host) || is_configured_host(c->origins, host))
+        return false;
+    fail(-EACCES,
+         "a server without API keys is not used by the name %.200s: its origin is not in "
+         "cors_origins",
+         host);
+    answer_error(r, 403, fail_text(), "");
+    return true;
 }
 
 static void refuse_origin(struct http_request *r, const char *origin)
@@ -52,7 +83,9 @@ bool cors_answer(const struct cors *c, struct http_request *r)
     const char *found = origin ? allowed_origin(c->origins, origin) : NULL;
     if (c->origins->n)
         http_header(r, "Vary", "Origin");
-    if (!found && origin && !is_own_origin(c, r, origin)) {
+    if (refuse_host(c, r))
+        return true;
+    if (!found && origin && !is_own_origin(r, origin)) {
         refuse_origin(r, origin);
         return true;
     }

@@ -3,9 +3,11 @@
  * A browser names the origin of the page in its request. It may hide the answer from that page but
  * still sends the request, so requests of other origins are refused here.
  *
- * The origin of the server's own page is accepted without configuration. Without API keys on a
- * loopback address its host must be a loopback name. Any other name may be a foreign domain that
- * resolves to this machine (DNS rebinding). */
+ * The origin of the server's own page is accepted without configuration.
+ *
+ * Without API keys on a loopback address, a request for a host name that is neither local nor of a
+ * configured origin is refused. The name may be a foreign domain that resolves to this machine (DNS
+ * rebinding). The browser takes the answer for one of that domain, and names no origin. */
 #pragma once
 #include <stdbool.h>
 #include "base/conf.h"
@@ -13,7 +15,7 @@
 
 struct cors {
     const struct conf_list *origins; // "*": any
-    bool loopback;                   // the origin of the own page must be a loopback name
+    bool loopback;                   // without API keys on a loopback address
 };
 
 /* Adds the header fields that a browser expects for an accepted origin.

@@ -74,6 +74,50 @@ static void long_lists_of_fields_are_not_repeated(void **state)
     child_stop(&s);
 }
 
+/* The status of GET /health that is requested from `host` without an origin. */
+static int read_from(unsigned port, const char *host)
+{
+    struct http_client c = http_client_open(port);
+    http_client_print(&c, "GET /health HTTP/1.1\r\nHost: %s\r\n\r\n", host);
+    struct http_answer a = http_client_read(&c, 10000);
+    int status = a.status;
+    http_answer_done(&a);
+    http_client_close(&c);
+    return status;
+}
+
+static void a_server_without_keys_does_not_answer_for_foreign_names(void **state)
+{
+    (void)state;
+    unsigned port;
+    static const char *const local[] = {
+        "127.0.0.1:80", "localhost", "[::1]:80",  "10.0.0.1",          "a.localhost:80",
+        "a.LocalHost",  "desktop",   "desktop:8", "desktop:8.example", ""};
+    static const char *const foreign[] = {"a.example", "a.example:80", "127.a.example",
+                                          "localhost.a.example", "localhost."};
+    struct child s = gateway_start(stage.address, NULL, &port);
+    for (size_t i = 0; i < ARRAY_LEN(local); i++)
+        assert_int_equal(read_from(port, local[i]), 200);
+    for (size_t i = 0; i < ARRAY_LEN(foreign); i++)
+        assert_int_equal(read_from(port, foreign[i]), 403);
+    child_stop(&s);
+    const char *more[] = {"--cors-origins", "https://A.example:80,https://b.example", NULL};
+    s = gateway_start(stage.address, more, &port);
+    assert_int_equal(read_from(port, "a.example:80"), 200);
+    assert_int_equal(read_from(port, "b.example"), 200);
+    assert_int_equal(read_from(port, "b.example:80"), 403);
+    child_stop(&s);
+    const char *any[] = {"--cors-origins", "*", NULL};
+    s = gateway_start(stage.address, any, &port);
+    assert_int_equal(read_from(port, "a.example"), 200);
+    child_stop(&s);
+    const char *keys[] = {"--api-keys", stage.keys, NULL};
+    stage_write_keys("alice " ALICE "\n");
+    s = gateway_start(stage.address, keys, &port);
+    assert_int_equal(read_from(port, "a.example"), 200);
+    child_stop(&s);
+}
+
 /* The status of a completion that a page of `origin` requests from `host`. */
 static int asked_by(unsigned port, const char *host, const char *origin)
 {
@@ -136,6 +180,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_of_configured_origins_are_accepted),
         cmocka_unit_test(long_lists_of_fields_are_not_repeated),
+        cmocka_unit_test(a_server_without_keys_does_not_answer_for_foreign_names),
         cmocka_unit_test(other_pages_cannot_use_a_server_without_keys),
         cmocka_unit_test(pages_of_any_origin_are_accepted_only_if_configured),
     };
