@@ -2,6 +2,9 @@
 
 The folders are those of tests/lint/test_arrows.py. A branch is one outcome of one condition. For each file with
 lines or branches that did not run, BUILD/uncovered/FILE.txt lists them.
+
+The edges are the folders whose code meets other programs. Their lines that did not run are printed, unless
+tests/lint/uncovered.txt gives the reason.
 """
 import collections
 import concurrent.futures
@@ -17,18 +20,23 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tests", "lint"))
 from test_arrows import ROOMS  # noqa: E402
 
+EDGES = [room for room in ROOMS if room.startswith("gateway")] + ["common/rpc", "proposer-svc", "verifier-svc/edge"]
+REASONS = os.path.join(ROOT, "tests", "lint", "uncovered.txt")
+
 
 class Counts:
     """The counts of one file. Its functions may be compiled into several objects, as those of a header are."""
 
     def __init__(self):
         self.lines = collections.Counter()  # by line number
+        self.functions = {}  # by line number
         self.branches = collections.defaultdict(list)  # by line number and function: one count for each outcome
 
     def add(self, lines):
         for line in lines:
             number = line["line_number"]
             self.lines[number] += line["count"]
+            self.functions[number] = line.get("function_name")
             counts = [branch["count"] for branch in line.get("branches", [])]
             sums = self.branches[number, line.get("function_name")]
             sums += [0] * (len(counts) - len(sums))
@@ -99,6 +107,34 @@ def table(files):
         yield f"{name:24} {percent(*lines):18} {percent(*branches)}" if inside else f"{name:24} not measured"
 
 
+def read_reasons(text):
+    """(path, function, code) of each line that has a reason, with the reason."""
+    reasons, reason = {}, ""
+    for line in text.split("\n"):
+        if line.startswith("    "):
+            path, function, code = line.strip().split(None, 2)
+            reasons[path, function, code] = reason
+        elif line and not line.startswith("#"):
+            reason = line
+    return reasons
+
+
+def without_reason(path, counts, source, reasons):
+    """The lines of a file that did not run and have no reason, as they stand in uncovered.txt."""
+    for number, why, text in counts.uncovered(source):
+        key = (path, counts.functions[number], text.strip())
+        if why == "not run" and key not in reasons:
+            yield "    " + " ".join(map(str, key))
+
+
+def print_edges(lines):
+    if lines:
+        print(f"{len(lines)} lines of the edges did not run, and tests/lint/uncovered.txt gives no reason:")
+        print("\n".join(sorted(lines)))
+    else:
+        print("each line of the edges ran, or tests/lint/uncovered.txt gives the reason")
+
+
 def write_uncovered(folder, path, found):
     if not found:
         return
@@ -114,12 +150,18 @@ def main():
     files = read_counts(build)
     folder = os.path.join(build, "uncovered")
     shutil.rmtree(folder, ignore_errors=True)
+    with open(REASONS, encoding="utf-8") as f:
+        reasons = read_reasons(f.read())
+    edges = []
     for path, counts in files.items():
         with open(os.path.join(ROOT, path), encoding="utf-8") as f:
             source = f.read().split("\n")
         counts.drop_asserts(source)
         write_uncovered(folder, path, list(counts.uncovered(source)))
+        if os.path.dirname(path) in EDGES:
+            edges += without_reason(path, counts, source, reasons)
     print("\n".join(table(files)))
+    print_edges(edges)
 
 
 if __name__ == "__main__":

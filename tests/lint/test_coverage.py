@@ -1,5 +1,6 @@
-"""tools/coverage.py: what it reads from gcov, and what it prints of it."""
+"""tools/coverage.py: what it reads from gcov, and what it prints of it. tests/lint/uncovered.txt: each line still exists."""
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -72,6 +73,45 @@ class Counting(unittest.TestCase):
         self.assertIn("gateway                  100.0 % of     1   none", rows)
         self.assertIn("common/kernel            not measured", rows)
         self.assertEqual(rows[-1], "all                       60.0 % of     5    50.0 % of     2")
+
+
+class Reasons(unittest.TestCase):
+    TEXT = """# a comment
+No test reaches it.
+    a.c sign return -1;
+
+A test would take an hour.
+    b.h wait sleep(1);
+    b.h wait }
+"""
+
+    def test_a_reason_is_that_of_the_lines_below_it(self):
+        self.assertEqual(coverage.read_reasons(self.TEXT), {
+            ("a.c", "sign", "return -1;"): "No test reaches it.",
+            ("b.h", "wait", "sleep(1);"): "A test would take an hour.",
+            ("b.h", "wait", "}"): "A test would take an hour."})
+
+    def test_lines_that_did_not_run_need_a_reason(self):
+        counts, source = counted((1, 0), (2, 1, 1, 0), (3, 0)), ["    return -1;", "    if (x)", "  return 2;"]
+        for number in counts.functions:
+            counts.functions[number] = "sign"
+        reasons = coverage.read_reasons(self.TEXT)
+        self.assertEqual(list(coverage.without_reason("a.c", counts, source, reasons)), ["    a.c sign return 2;"])
+        self.assertEqual(list(coverage.without_reason("b.c", counts, source, reasons)),
+                         ["    b.c sign return -1;", "    b.c sign return 2;"])
+
+    def test_each_listed_line_exists_in_an_edge(self):
+        with open(coverage.REASONS, encoding="utf-8") as f:
+            reasons = coverage.read_reasons(f.read())
+        self.assertTrue(reasons)
+        for (path, function, code), reason in reasons.items():
+            self.assertIn(os.path.dirname(path), coverage.EDGES)
+            self.assertTrue(reason.endswith("."), reason)
+            with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+                text = f.read()
+            body = re.search(rf"^[a-z][^;={{}}]*\b{re.escape(function)}\([^;]*?\)\n{{(.*?)^}}", text, re.M | re.S)
+            self.assertTrue(body, f"{path} has no function {function}")
+            self.assertIn(code, [line.strip() for line in (body.group(1) + "}").split("\n")], f"{path} {function}")
 
 
 if __name__ == "__main__":
