@@ -108,7 +108,7 @@ def table(files):
 
 
 def read_reasons(text):
-    """(path, function, code) of each line that has a reason, with the reason."""
+    """(path, function, code) of each line that has a reason, with the reason. The code "*" stands for all lines."""
     reasons, reason = {}, ""
     for line in text.split("\n"):
         if line.startswith("    "):
@@ -122,9 +122,9 @@ def read_reasons(text):
 def without_reason(path, counts, source, reasons):
     """The lines of a file that did not run and have no reason, as they stand in uncovered.txt."""
     for number, why, text in counts.uncovered(source):
-        key = (path, counts.functions[number], text.strip())
-        if why == "not run" and key not in reasons:
-            yield "    " + " ".join(map(str, key))
+        place, code = (path, counts.functions[number]), text.strip()
+        if why == "not run" and not {(*place, code), (*place, "*")} & reasons.keys():
+            yield "    " + " ".join(map(str, (*place, code)))
 
 
 def print_edges(lines):
