@@ -209,7 +209,7 @@ class Suite:
 
     def test(self, file, programs):
         """The name of a program that fails, or None. The others end when one has failed."""
-        jobs = int(self.jobs) * (WAITING if programs[0] in self.system else 1)
+        jobs = 2 * int(self.jobs) * (WAITING if programs[0] in self.system else 1)  # a test takes two places
         status = run(["ctest", "--test-dir", "build/asan", "-j", str(jobs), "--stop-on-failure",
                       "-R", "^(%s)$" % "|".join(programs)], TEST_LIMIT_S * len(programs))
         if not status:

@@ -57,7 +57,7 @@ run_ctest() {
     local preset=$1 labels=$2 log=$LOGS/test-$1.log last=build/$1/Testing/Temporary/LastTest.log status=0
     step "testing $preset: ${labels//|/, }"
     rm -f "$last" "$log" # of an earlier run
-    ctest --test-dir "build/$preset" -L "^($labels)\$" -j "$(nproc)" --output-on-failure --no-tests=error || status=$?
+    ctest --test-dir "build/$preset" -L "^($labels)\$" -j $((2 * $(nproc))) --output-on-failure --no-tests=error || status=$?
     if ! cp "$last" "$log"; then : >"$log"; fi
     local passed failed skipped lines=()
     mapfile -t lines < <(/usr/bin/python3 tools/count.py "$log" || echo "0 1 0")
