@@ -54,7 +54,7 @@ lint_analyzer() {
     [ -z "$new" ]
 }
 
-# The checkers that ./tandem test runs, too.
+# The checkers that need no build.
 lint_quick() {
     check clang-format lint_format
     check cppcheck lint_cppcheck

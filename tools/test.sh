@@ -114,6 +114,7 @@ command_test() {
     # What users get. Its assert() is off; both builds with sanitizers have it on.
     build release -DTANDEM_TESTS=ON -DTANDEM_WERROR=ON "${options[@]}"
     check clang-tidy lint_tidy release
+    check "gcc -fanalyzer" lint_analyzer
     run_ctest release 'unit|kernel|golden|fuzz|lint|system|clients'
     build asan "${options[@]}"
     run_ctest asan 'unit|fuzz|system|clients'

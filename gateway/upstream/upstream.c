@@ -151,8 +151,10 @@ static void become_ready(struct verifier *v)
 {
     int64_t now_us = clock_us();
     const struct verifier *owner = upstream_choose_owner(v, now_us);
-    if (owner || !upstream_choose_owned(v))
-        upstream_model_unref(TAKE(v->owned));
+    if (owner || !upstream_choose_owned(v)) {
+        upstream_model_unref(v->owned);
+        v->owned = NULL;
+    }
     if (owner) {
         refuse(v, owner);
         return;
