@@ -17,6 +17,7 @@ this checkout. Every benchmark except kernels has --help.
   overlap      drafting while the verifier verifies, compared with alternating
   neighbours   what the worst tool schemas and outputs add to the gaps of other streams
   prefix       prefix cache and KV disk: speed-up of hits and overhead of misses
+  connections  an address that takes all connections: what others wait
   serve        traffic on the running services or any OpenAI-compatible server: latencies, report
 TEXT
 }
@@ -46,7 +47,7 @@ command_bench() {
     --help | -h) bench_usage && exit ;;
     kernels | neighbours) program=("$PWD/build/release/tests/bench_$1" "${@:2}") ;;
     decode | verify | prefill | spec) program=(/usr/bin/python3 "$PWD/tests/bench/engine.py" "$@") ;;
-    speculation | overlap | prefix | serve) program=(/usr/bin/python3 "$PWD/tests/bench/$1.py" "${@:2}") ;;
+    speculation | overlap | prefix | serve | connections) program=(/usr/bin/python3 "$PWD/tests/bench/$1.py" "${@:2}") ;;
     *) die "there is no benchmark \"$1\" (./tandem bench --help)" ;;
     esac
     local extra=() # llama.cpp is installed with npm
