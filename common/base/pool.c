@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include "base/cores.h"
 #include "base/err.h"
+#include "base/thread.h"
 #include "base/pool.h"
 
 /* Longer than the gaps between the steps of a forward pass, far shorter than a thread's wake-up. */
@@ -166,15 +167,7 @@ void pool_barrier(struct pool *p)
 
 int pool_thread(void *(*fn)(void *), void *arg, pthread_t *ret)
 {
-    pthread_attr_t attr;
-    int r = pthread_attr_init(&attr);
-    if (r)
-        return -r;
-    r = pthread_attr_setstacksize(&attr, POOL_STACK);
-    if (!r)
-        r = pthread_create(ret, &attr, fn, arg);
-    pthread_attr_destroy(&attr);
-    return -r;
+    return thread_start(fn, arg, POOL_STACK, ret);
 }
 
 static int start_workers(struct pool *p, const struct cores *cores, bool pin)

@@ -31,7 +31,7 @@ DEFINE_AUTO(struct pool, pool_free)
 unsigned pool_threads(const struct pool *p);
 
 /* Starts a thread that will call pool_run(). Like the pool's threads it has a stack of POOL_STACK
- * bytes, whatever the limit of the process. Negative errno; fail_text() is not set. */
+ * bytes, whatever the limit of the process. Errors and *ret: see thread_start(). */
 int pool_thread(void *(*fn)(void *), void *arg, pthread_t *ret);
 
 /* fn(arg, i, n) on each of the n threads, i = 0 on the caller; returns when all are done. */

@@ -8,6 +8,7 @@
 #include <string.h>
 #include "base/log.h"
 #include "base/svc.h"
+#include "base/thread.h"
 #include "rpc/rpc_base.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -261,8 +262,7 @@ static void *worker_main(void *arg)
 
 int rpc_worker_start(struct rpc_worker *w)
 {
-    int r = pthread_create(&w->thread, NULL, worker_main, w);
-    return r ? fail(-r, "cannot start a thread: %s", strerror(r)) : 0;
+    return thread_start(worker_main, w, 0, &w->thread);
 }
 
 void rpc_worker_stop(struct rpc_worker *w)

@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/log_pace.h"
 #include "base/metrics.h"
+#include "base/thread.h"
 #include "rpc/rpc_base.h"
 
 /* A sender on the same machine can send 100 MB in this time. A scan takes 3 system calls per
@@ -229,8 +230,7 @@ static void *guard_main(void *arg)
 int rpc_guard_start(struct rpc_guard *g)
 {
     beat_all(g);
-    int r = g->has_ports ? pthread_create(&g->thread, NULL, guard_main, g) : 0;
-    return r ? fail(-r, "cannot start a thread: %s", strerror(r)) : 0;
+    return g->has_ports ? thread_start(guard_main, g, 0, &g->thread) : 0;
 }
 
 void rpc_guard_beat(struct rpc_guard *g, unsigned thread)

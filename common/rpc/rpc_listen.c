@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include "base/err.h"
+#include "base/thread.h"
 #include "rpc/rpc_listen.h"
 
 int rpc_listen_init(struct rpc_listen *l, void (*on_connection)(void *user, int fd, unsigned door),
@@ -74,8 +75,7 @@ static void *accept_main(void *arg)
 
 int rpc_listen_start(struct rpc_listen *l)
 {
-    int r = l->n ? pthread_create(&l->thread, NULL, accept_main, l) : 0;
-    return r ? fail(-r, "cannot start a thread: %s", strerror(r)) : 0;
+    return l->n ? thread_start(accept_main, l, 0, &l->thread) : 0;
 }
 
 void rpc_listen_done(struct rpc_listen *l)

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include "base/err.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "verifier-svc/edge/verifier_service_impl.h"
 
 int verifier_service_not_ready(struct verifier_service *s)
@@ -311,14 +312,14 @@ void verifier_service_add(struct verifier_service *s, struct rpc_server *server)
 
 int verifier_service_start(struct verifier_service *s)
 {
-    int err = pthread_create(&s->sender_thread, NULL, verifier_service_out_main, s);
+    int err = thread_start(verifier_service_out_main, s, 0, &s->sender_thread);
     for (size_t i = 0; !err && i < ARRAY_LEN(s->jobs_threads); i++) {
         struct jobs_thread *t = &s->jobs_threads[i];
         t->service = s;
         t->max_bytes = i ? VERIFIER_SERVICE_SHORT_JOB : SIZE_MAX;
-        err = pthread_create(&t->thread, NULL, verifier_service_jobs_main, t);
+        err = thread_start(verifier_service_jobs_main, t, 0, &t->thread);
     }
-    return err ? fail(-err, "cannot start the service's threads") : 0;
+    return err;
 }
 
 void verifier_service_stop(struct verifier_service *s)

@@ -6,7 +6,7 @@
  * long one.
  *
  * Jobs of different flows take turns, by their bytes (flows.h). So a long job waits for at most two
- * long jobs of another flow: the one that runs, and one with an earlier turn.
+ * long jobs of each other flow: the one that runs, and one with an earlier turn.
  *
  * Within a flow, short jobs go before long ones. A smaller job passes a larger one if it arrives
  * within the larger one's bytes times LETS_PASS_US. So equal jobs keep their order, and no job
@@ -23,20 +23,28 @@
 
 #define LETS_PASS_US 10 // per byte, many times the run time: 8 MiB let smaller jobs pass for 84 s
 
+/* The request that a message holds; NULL for other messages. */
+static const Tandem__V1__GenerateRequest *request_of(const ProtobufCMessage *msg)
+{
+    if (msg->descriptor == &tandem__v1__generate_request__descriptor)
+        return (const Tandem__V1__GenerateRequest *)msg;
+    if (msg->descriptor != &tandem__v1__verify_request__descriptor)
+        return NULL;
+    const Tandem__V1__VerifyRequest *verify = (const Tandem__V1__VerifyRequest *)msg;
+    return verify->message_case == TANDEM__V1__VERIFY_REQUEST__MESSAGE_OPEN ? verify->open : NULL;
+}
+
 /* The flow that a message names; an empty name for other messages. */
 static ProtobufCBinaryData named_flow(const ProtobufCMessage *msg)
 {
-    if (msg->descriptor == &tandem__v1__generate_request__descriptor)
-        return ((const Tandem__V1__GenerateRequest *)msg)->flow;
+    const Tandem__V1__GenerateRequest *request = request_of(msg);
+    if (request)
+        return request->flow;
     if (msg->descriptor == &tandem__v1__tokenize_request__descriptor)
         return ((const Tandem__V1__TokenizeRequest *)msg)->flow;
     if (msg->descriptor == &tandem__v1__detokenize_request__descriptor)
         return ((const Tandem__V1__DetokenizeRequest *)msg)->flow;
-    if (msg->descriptor != &tandem__v1__verify_request__descriptor)
-        return (ProtobufCBinaryData){0};
-    const Tandem__V1__VerifyRequest *verify = (const Tandem__V1__VerifyRequest *)msg;
-    return verify->message_case == TANDEM__V1__VERIFY_REQUEST__MESSAGE_OPEN ? verify->open->flow
-                                                                            : rpc_data(NULL, 0);
+    return rpc_data(NULL, 0);
 }
 
 /* A gateway that counts as a client loses the turns of its keys, so this is logged once. */
@@ -188,7 +196,8 @@ int verifier_service_add_job(struct verifier_service *s, struct rpc_call *call,
     while (displaced) {
         struct job *gone = displaced;
         displaced = gone->next;
-        verifier_service_refuse(s, gone->call, NULL, fail(-EAGAIN, ENGINE_DISPLACED));
+        verifier_service_refuse(s, gone->call, request_of(gone->msg),
+                                fail(-EAGAIN, ENGINE_DISPLACED));
         job_free(gone);
     }
     if (err) {

@@ -29,7 +29,10 @@
 #define REQUEST_MAX_PREDICTION (1u << 20) // bytes
 #define REQUEST_MAX_ERROR 160             // bytes of an error's sentence, NUL included
 #define REQUEST_MAX_TEXT (8u << 20)       // bytes of a prompt
-#define REQUEST_CLIENT_FLOW "client"      // of all clients that may not name one
+/* The flow of all clients that may not name one. It is no text in UTF-8. */
+#define REQUEST_CLIENT_FLOW                                                                        \
+    "\xff"                                                                                         \
+    "client"
 
 struct Tandem__V1__GenerateRequest;
 struct rpc_call;

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "verifier-svc/kvdisk/kv_keys.h"
 
 #define MIN_BUFFERS 8
@@ -420,9 +421,9 @@ int kv_disk_new(const struct kv_disk_options *o, struct kv_disk **ret)
     if (err)
         return err;
     publish_counts(d);
-    int r = pthread_create(&d->thread, NULL, disk_main, d);
-    if (r)
-        return fail(-r, "cannot start a thread: %s", strerror(r));
+    err = thread_start(disk_main, d, 0, &d->thread);
+    if (err)
+        return err;
     *ret = TAKE(d);
     return 0;
 }

@@ -135,7 +135,10 @@ int __wrap_pthread_create(pthread_t *t, const pthread_attr_t *attr, void *(*run)
 int __wrap_pthread_create(pthread_t *t, const pthread_attr_t *attr, void *(*run)(void *), void *arg)
 {
     n_created++;
-    return n_created == failing_thread ? EAGAIN : __real_pthread_create(t, attr, run, arg);
+    if (n_created != failing_thread)
+        return __real_pthread_create(t, attr, run, arg);
+    *t = pthread_self(); // glibc sets it, too
+    return EAGAIN;
 }
 
 static void threads_of(unsigned n_threads, unsigned want)
