@@ -104,6 +104,20 @@ static void at_most_eight_requests_pass_the_head(void **state)
     }
 }
 
+/* Of the free blocks, a running sequence that has its blocks is left one, for its next rows. */
+static void a_running_sequence_is_left_one_block(void **state)
+{
+    struct engine *e = *state;
+    struct seq *running = come(e, 1, 160);
+    admit_waiting(e);
+    assert_int_equal(kv_grow(e->loaded->run.kv, &running->kv, 161), 0);
+    uint32_t n_left = kv_n_free(e->loaded->run.kv) - 1;
+    struct seq *larger = come(e, 2, n_left * KV_BLOCK), *fits = come(e, 3, n_left * KV_BLOCK - 1);
+    admit_waiting(e);
+    assert_int_equal(larger->state, SEQ_WAITING);
+    assert_int_equal(fits->state, SEQ_RUNNING);
+}
+
 /* It may wait for any time without an effect on others. */
 static void a_request_that_waits_for_a_prefix_is_passed_by_all(void **state)
 {
@@ -420,6 +434,7 @@ int main(void)
 #define LARGE(f) cmocka_unit_test_setup_teardown(f, set_up_large, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(at_most_eight_requests_pass_the_head),
+        TEST(a_running_sequence_is_left_one_block),
         TEST(a_request_that_waits_for_a_prefix_is_passed_by_all),
         TEST(a_prefix_of_another_tenant_is_not_waited_for),
         TEST(a_lack_of_memory_fails_one_request_only),
