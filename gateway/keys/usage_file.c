@@ -220,7 +220,7 @@ static int sync_entry(struct usage_file *f, struct usage_file_entry *e, int64_t 
     int err = read_row(f, id, now_us, &saved);
     if (err)
         return err;
-    e->after = key_budget_join(&e->before, &e->change, &saved);
+    e->after = key_budget_join(&e->before, &e->change, &saved, now_us);
     return must_write(f, e) ? write_row(f, id, e) : 0;
 }
 
