@@ -367,10 +367,6 @@ static bool may_move(struct upstream_call *a, enum rpc_code code)
  * loss, and alone no reason to wait. */
 static void take_loss(struct upstream_call *a, const struct upstream_leg *leg, enum rpc_code code)
 {
-    if (code == RPC_UNAVAILABLE) {
-        a->n_lost++;
-        a->lost_us = clock_us();
-    }
     if (!may_move(a, code))
         finish(a);
     else if (!a->next && !ask_next(a, leg) && !a->lost_us)
@@ -384,6 +380,10 @@ static void end_current(struct upstream_call *a, const struct upstream_leg *leg,
     a->lost_target = upstream_target(leg->verifier);
     a->status = *status;
     a->why = a->status.text;
+    if (status->code == RPC_UNAVAILABLE) {
+        a->n_lost++;
+        a->lost_us = clock_us();
+    }
     if (committed_is_whole(&a->committed)) {
         a->status.code = RPC_OK;
         finish(a);

@@ -592,6 +592,26 @@ static void a_lost_request_waits_while_the_other_verifiers_are_full(void **state
     has_ended(RPC_OK);
 }
 
+/* The other one was asked before the loss. */
+static void a_drained_request_waits_while_the_other_verifiers_are_full(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    set_state(2, UPSTREAM_DOWN);
+    set_state(0, UPSTREAM_DRAINING);
+    pass(TICK_US);
+    assert_true(runs(1));
+    end(0, RPC_UNAVAILABLE);
+    set_state(0, UPSTREAM_DOWN);
+    end(1, RPC_RESOURCE_EXHAUSTED);
+    assert_int_equal(played.n_done, 0);
+    set_state(1, UPSTREAM_DOWN);
+    set_state(0, UPSTREAM_READY);
+    pass(1000000);
+    answer(0);
+    has_ended(RPC_OK);
+}
+
 static void an_error_of_the_request_is_final(void **state)
 {
     (void)state;
@@ -686,6 +706,7 @@ int main(void)
         TEST(the_wait_for_a_verifier_counts_as_a_wait_in_the_queue),
         TEST(a_full_queue_is_no_reason_to_wait),
         TEST(a_lost_request_waits_while_the_other_verifiers_are_full),
+        TEST(a_drained_request_waits_while_the_other_verifiers_are_full),
         TEST(an_error_of_the_request_is_final),
         TEST(a_queued_request_moves_from_each_verifier_that_drains),
         TEST(a_request_that_ends_its_verifiers_does_not_end_all),
