@@ -369,7 +369,9 @@ static void take_loss(struct upstream_call *a, const struct upstream_leg *leg, e
 {
     if (!may_move(a, code))
         finish(a);
-    else if (!a->next && !ask_next(a, leg) && !a->lost_us)
+    else if (a->next) // it was asked to continue the answer, and may have queued it
+        set_waiting(a, clock_us());
+    else if (!ask_next(a, leg) && !a->lost_us)
         finish(a);
 }
 
