@@ -184,6 +184,7 @@ static void set_reported(struct verifier *v, enum upstream_state state)
         set_state(v, state);
 }
 
+/* RESOURCE_EXHAUSTED: too many calls run there. A first answer may also be too large for gRPC. */
 static void on_model(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
 {
     struct verifier *v = user;
@@ -199,7 +200,7 @@ static void on_model(void *user, const struct rpc_status *status, ProtobufCMessa
         v->model = fresh;
         v->answered_us = clock_us();
         set_reported(v, state_of(fresh->info));
-    } else if (status->code == RPC_RESOURCE_EXHAUSTED) { // too many calls run: its state stays
+    } else if (status->code == RPC_RESOURCE_EXHAUSTED && v->state != UPSTREAM_UNKNOWN) {
         v->answered_us = clock_us();
     } else {
         set_problem(v, status->code, status->text);
