@@ -180,8 +180,8 @@ static int start_http(const struct gateway_options *o, int fd)
     return rc < 0 ? rc : http_new(&h, fd, routes_answer, &gateway, &http);
 }
 
-/* Before it accepts connections, the gateway learns what its verifiers serve. A predecessor has
- * reached them and serves until then. */
+/* Before it accepts connections, the gateway learns what its verifiers serve. A successor waits
+ * until it has reached all of them: its predecessor still serves. */
 static int start(const struct gateway_options *o)
 {
     int fd;

@@ -167,13 +167,20 @@ static void read_levels(const struct auth_key *k, int64_t now_us, struct auth_le
     ret->tokens = key_budget_tokens(&k->budget, &k->line.limits, now_us);
 }
 
+/* After a refusal for the concurrency: the time in which the bucket gains one request. Such a
+ * request counts, so a client that tried again earlier would use up its rate. */
+static unsigned choices_retry_s(const struct key_file_limits *l)
+{
+    return l->rate ? (60 + l->rate - 1) / l->rate : 1;
+}
+
 /* With the lock. A request that is refused for its concurrency counts per minute, too. So a client
  * cannot repeat it without limit. */
 static int admit_request(struct auth_key *k, int64_t now_us, struct auth_levels *levels)
 {
     const struct key_file_limits *l = &k->line.limits;
     int64_t wait_us;
-    levels->retry_s = 1;
+    levels->retry_s = choices_retry_s(l);
     if (key_budget_begin(&k->budget, l, now_us, &wait_us) < 0) {
         levels->retry_s = seconds_of(wait_us);
         return fail(-EAGAIN, "this API key allows %u requests per minute (rate); try again in %u s",
@@ -284,6 +291,12 @@ static char *first_model(const struct auth_guest *u)
     return first;
 }
 
+static int no_memory(struct openai_fault *ret_fault)
+{
+    *ret_fault = (struct openai_fault){.status = 500, .text = "no memory for this request"};
+    return -ENOMEM;
+}
+
 int auth_bind_model(const struct auth_guest *u, struct openai_request *q,
                     struct openai_fault *ret_fault)
 {
@@ -292,10 +305,8 @@ int auth_bind_model(const struct auth_guest *u, struct openai_request *q,
         return 0;
     if (!named) {
         char *first = first_model(u);
-        if (!first) {
-            *ret_fault = (struct openai_fault){.status = 500, .text = "no memory for this request"};
-            return -ENOMEM;
-        }
+        if (!first)
+            return no_memory(ret_fault);
         free(q->model);
         q->model = first;
     } else if (!auth_allows_model(u, q->model, strlen(q->model))) {
@@ -430,12 +441,6 @@ static char *hash_of(const char *kind, const char *name, const char *salt)
     return hash;
 }
 
-static int no_memory(struct openai_fault *ret_fault)
-{
-    *ret_fault = (struct openai_fault){.status = 500, .text = "no memory for this request"};
-    return -ENOMEM;
-}
-
 /* The flow is the key's alone, so a client cannot have several. */
 int auth_bind_flow(const struct auth_guest *u, struct openai_request *q,
                    struct openai_fault *ret_fault)
@@ -465,7 +470,7 @@ static int apply_limits(struct auth_guest *u, struct openai_request *q, int64_t 
                         struct openai_fault *ret_fault, struct auth_levels *levels)
 {
     const struct key_file_limits *l = &u->k->line.limits;
-    levels->retry_s = 1;
+    levels->retry_s = choices_retry_s(l);
     int rc = count_choices(u, q, ret_fault);
     if (rc == 0 && l->max_tokens)
         rc = limit_tokens(l->max_tokens, q, ret_fault);

@@ -214,10 +214,12 @@ static int64_t later(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* A bucket that was full in the file says nothing about the time of our changes, but `own` does. */
+/* A bucket that was full in the file says nothing about the time of our changes, but `own` does.
+ * Another process may begin the next day while this one waits for the file at midnight. Earlier on
+ * a day, the next day in the file comes from a clock that was wrong. */
 struct key_budget_counts key_budget_join(const struct key_budget_counts *own,
                                          const struct key_budget_change *change,
-                                         const struct key_budget_counts *saved)
+                                         const struct key_budget_counts *saved, int64_t now_us)
 {
     struct key_budget_counts all = *own;
     all.requests_full_us =
@@ -225,7 +227,7 @@ struct key_budget_counts key_budget_join(const struct key_budget_counts *own,
     all.tokens_full_us = later(own->tokens_full_us, saved->tokens_full_us + change->tokens_us);
     if (saved->day == own->day)
         all.day_tokens = saved->day_tokens + change->day_tokens;
-    if (saved->day == own->day + 1) { // another process has begun the next day
+    if (saved->day == own->day + 1 && saved->day == day_of(now_us + MINUTE_US)) {
         all.day = saved->day;
         all.day_tokens = saved->day_tokens;
     }
@@ -237,6 +239,7 @@ void key_budget_adopt(struct key_budget *b, const struct key_budget_counts *befo
 {
     b->counts.requests_full_us += after->requests_full_us - before->requests_full_us;
     b->counts.tokens_full_us += after->tokens_full_us - before->tokens_full_us;
-    if (b->counts.day == after->day)
-        b->counts.day_tokens += after->day_tokens - before->day_tokens;
+    if (b->counts.day == after->day) // tokens of an earlier day are not in b->counts
+        b->counts.day_tokens +=
+            after->day_tokens - (before->day == after->day ? before->day_tokens : 0);
 }

@@ -79,10 +79,10 @@ struct key_budget_change key_budget_take_unsaved(struct key_budget *b, int64_t n
 void key_budget_return_unsaved(struct key_budget *b, const struct key_budget_change *change,
                                int64_t day);
 /* saved: the counts in the file, which other processes change, too. Returns `own`, joined with
- * them. change: the part of `own` that is not in the file yet. */
+ * them. change: the part of `own` that is not in the file yet. now_us: when it was taken. */
 struct key_budget_counts key_budget_join(const struct key_budget_counts *own,
                                          const struct key_budget_change *change,
-                                         const struct key_budget_counts *saved);
+                                         const struct key_budget_counts *saved, int64_t now_us);
 /* The counts were `before` and are now `after`, because other processes have changed them. Keeps
  * the counts that were added here meanwhile. */
 void key_budget_adopt(struct key_budget *b, const struct key_budget_counts *before,

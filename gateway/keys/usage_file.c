@@ -116,13 +116,13 @@ static int create_file(const struct usage_file *f)
 
 static int replace_file(struct usage_file *f, int64_t now_us)
 {
-    f->lacks_counts = true;
     static const char *const suffixes[] = {"-wal", "-shm", "-journal"};
     char name[PATH_MAX + 16];
+    f->lacks_counts = true;
     db_close(&f->db);
     snprintf(name, sizeof(name), "%s.damaged", f->path);
-    log_warn("usage file is damaged and renamed to %s, all counts of keys start from zero: %s",
-             name, fail_text());
+    log_warn("usage file is damaged and renamed to %s, an empty one replaces it: %s", name,
+             fail_text());
     if (rename(f->path, name))
         return fail(-errno, "usage file %s cannot be renamed: %s", f->path, strerror(errno));
     for (size_t i = 0; i < ARRAY_LEN(suffixes); i++) {
@@ -133,6 +133,14 @@ static int replace_file(struct usage_file *f, int64_t now_us)
     return err ? err : open_db(f, now_us);
 }
 
+/* The file at the path, or a new one if there is none or it is damaged. */
+static int open_or_replace(struct usage_file *f, int64_t now_us)
+{
+    int err = create_file(f);
+    err = err ? err : open_db(f, now_us);
+    return err == -EBADMSG ? replace_file(f, now_us) : err;
+}
+
 int usage_file_open(const char *path, int64_t now_us, struct usage_file **ret)
 {
     AUTO(usage_file_free) struct usage_file *f = calloc(1, sizeof(*f));
@@ -140,10 +148,7 @@ int usage_file_open(const char *path, int64_t now_us, struct usage_file **ret)
         return fail(-ENOMEM, "no memory for the usage file");
     if (snprintf(f->path, sizeof(f->path), "%s", path) >= (int)sizeof(f->path))
         return fail(-ENAMETOOLONG, "usage file: the path is too long");
-    int err = create_file(f);
-    err = err ? err : open_db(f, now_us);
-    if (err == -EBADMSG)
-        err = replace_file(f, now_us);
+    int err = open_or_replace(f, now_us);
     if (err == 0)
         *ret = TAKE(f);
     return err;
@@ -215,7 +220,7 @@ static int sync_entry(struct usage_file *f, struct usage_file_entry *e, int64_t 
     int err = read_row(f, id, now_us, &saved);
     if (err)
         return err;
-    e->after = key_budget_join(&e->before, &e->change, &saved);
+    e->after = key_budget_join(&e->before, &e->change, &saved, now_us);
     return must_write(f, e) ? write_row(f, id, e) : 0;
 }
 
@@ -251,8 +256,7 @@ int usage_file_sync(struct usage_file *f, struct usage_file_entry *entries, unsi
     if (f->db.handle)
         leave_lost_file(f);
     if (!f->db.handle) { // it was lost, or an earlier replacement has failed
-        int err = create_file(f);
-        err = err ? err : open_db(f, now_us);
+        int err = open_or_replace(f, now_us);
         if (err) {
             db_close(&f->db);
             return err;

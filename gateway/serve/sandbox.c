@@ -365,6 +365,8 @@ static void read_report(int fd, const struct sandbox_patience *patience, struct 
     while ((rc = await_report(fd, patience)) == 0 &&
            read(fd, &next, sizeof(next)) == (ssize_t)sizeof(next))
         *ret = next;
+    if (rc < 0 && !ret->error)
+        snprintf(ret->failed, sizeof(ret->failed), "execve"); // it has reported that it is ready
     if (rc < 0)
         ret->error = -rc;
 }
@@ -386,7 +388,8 @@ static int start_with(const char *script, int fd, int null_fd, const int report_
     read_report(report_pipe[0], patience, &report);
     if (report.error) {
         kill(pid, SIGKILL);
-        waitpid(pid, NULL, 0);
+        while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+            ;
         return fail(report.error == ECANCELED ? -ECANCELED : -EIO,
                     "template: cannot start the sandbox of a helper: %s: %s", report.failed,
                     strerror(report.error));

@@ -25,7 +25,8 @@ struct sandbox_patience {
 
 /* Starts `/usr/bin/python3 -I -c script` with an empty environment. fd: a socket, which becomes its
  * descriptors 0 and 1; 2 is /dev/null. *ret_missing: the layers that are refused here.
- * -EIO: it cannot be started, or not in time, or a limit cannot be set; -ECANCELED: stop_fd. */
+ * -EIO: it cannot be started, or not in time, or a limit cannot be set; -ECANCELED: stop_fd. Then
+ * the process is killed, and its end is awaited: as long as the kernel holds it. */
 int sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
                   pid_t *ret_pid, unsigned *ret_missing);
 /* "namespaces landlock"; the text of the layers in the set. */

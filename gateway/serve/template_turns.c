@@ -27,7 +27,7 @@ struct template_turns {
     struct payer *payers; // with waiting chats, in the order of their turns
     unsigned n, max;
     int64_t wait_us;
-    uint64_t secret; // payers must not choose names that meet
+    uint64_t secret; // clients must not choose keys that collide
     struct failing failing[TEMPLATE_TURNS_FAILING];
 };
 
@@ -59,14 +59,17 @@ static struct failing *find_failing(struct template_turns *t, uint64_t key)
     return NULL;
 }
 
-/* A free entry, or the one whose pause ended first. */
+/* A free entry, or the one whose pause ended first and that does not run. NULL: all run. */
 static struct failing *add_failing(struct template_turns *t, uint64_t key)
 {
-    struct failing *oldest = &t->failing[0];
-    for (unsigned i = 0; i < TEMPLATE_TURNS_FAILING && oldest->n; i++)
-        if (!t->failing[i].n || t->failing[i].until_us < oldest->until_us)
-            oldest = &t->failing[i];
-    *oldest = (struct failing){.key = key};
+    struct failing *oldest = NULL;
+    for (unsigned i = 0; i < TEMPLATE_TURNS_FAILING && !(oldest && !oldest->n); i++) {
+        struct failing *f = &t->failing[i];
+        if (!f->runs && (!oldest || !f->n || f->until_us < oldest->until_us))
+            oldest = f;
+    }
+    if (oldest)
+        *oldest = (struct failing){.key = key};
     return oldest;
 }
 
@@ -77,71 +80,73 @@ static int64_t pause_us(unsigned n_failures)
     return s * 1000000;
 }
 
-bool template_turns_end(struct template_turns *t, const struct template_turn *p,
+/* The turn that probes ends the probe; its entry is kept until then. */
+bool template_turns_end(struct template_turns *t, const struct template_turn *turn,
                         enum template_turns_result result, int64_t now_us)
 {
-    struct failing *f = find_failing(t, p->key);
-    bool held_others = f && f->runs;
-    if (f)
+    struct failing *f = find_failing(t, turn->key);
+    if (f && turn->probes)
         f->runs = false;
-    if (result == TEMPLATE_TURNS_FAILED) {
-        f = f ? f : add_failing(t, p->key);
+    if (result == TEMPLATE_TURNS_FAILED)
+        f = f ? f : add_failing(t, turn->key);
+    if (f && result == TEMPLATE_TURNS_FAILED) {
         f->n++;
         f->until_us = now_us + pause_us(f->n);
-    } else if (f && result == TEMPLATE_TURNS_DONE) {
+    } else if (f && result == TEMPLATE_TURNS_DONE && !f->runs) {
         *f = (struct failing){0};
     }
-    return held_others;
+    return turn->probes;
 }
 
 /* ---- turns ---- */
 
 static struct payer *find_payer(struct template_turns *t, const char *name)
 {
-    struct payer *p = t->payers;
-    while (p && strcmp(p->name, name) != 0)
-        p = p->next;
-    return p;
+    struct payer *payer = t->payers;
+    while (payer && strcmp(payer->name, name) != 0)
+        payer = payer->next;
+    return payer;
 }
 
-static void append_payer(struct template_turns *t, struct payer *p)
+static void append_payer(struct template_turns *t, struct payer *payer)
 {
     struct payer **at = &t->payers;
     while (*at)
         at = &(*at)->next;
-    p->next = NULL;
-    *at = p;
+    payer->next = NULL;
+    *at = payer;
 }
 
 /* The payer of this name, which may be new. NULL: no memory. */
 static struct payer *take_payer(struct template_turns *t, const char *name)
 {
-    struct payer *p = find_payer(t, name);
+    struct payer *payer = find_payer(t, name);
     size_t len = strlen(name) + 1;
-    if (p || !(p = calloc(1, sizeof(*p) + len)))
-        return p;
-    memcpy(p->name, name, len);
-    append_payer(t, p);
-    return p;
+    if (payer || !(payer = calloc(1, sizeof(*payer) + len)))
+        return payer;
+    memcpy(payer->name, name, len);
+    append_payer(t, payer);
+    return payer;
 }
 
-int template_turns_enter(struct template_turns *t, struct template_turn *p, const char *payer,
+int template_turns_enter(struct template_turns *t, struct template_turn *turn, const char *name,
                          const void *source, size_t len, int64_t now_us)
 {
-    const struct payer *known = find_payer(t, payer);
+    const struct payer *known = find_payer(t, name);
     if (t->n == t->max)
         return fail(-EAGAIN, "%u chats already wait for their templates; try again", t->n);
     if (known && known->n + 1 > t->max - t->n - 1)
         return fail(-EDQUOT, "%u of your chats already wait for their templates; try again",
                     known->n);
-    struct payer *y = take_payer(t, payer);
-    if (!y)
+    struct payer *payer = take_payer(t, name);
+    if (!payer)
         return fail(-ENOMEM, "template: no memory");
-    uint64_t seed = XXH3_64bits_withSeed(payer, strlen(payer), t->secret);
-    *p = (struct template_turn){.key = XXH3_64bits_withSeed(source, len, seed), .since_us = now_us};
-    *(y->first ? &y->last->next : &y->first) = p;
-    y->last = p;
-    y->n++;
+    uint64_t seed = XXH3_64bits_withSeed(name, strlen(name), t->secret);
+    *turn =
+        (struct template_turn){.key = XXH3_64bits_withSeed(source, len, seed), .since_us = now_us};
+    *(payer->first ? &payer->last->next : &payer->first) = turn;
+    payer->last = turn;
+    payer->n++;
     t->n++;
     return 0;
 }
@@ -149,23 +154,23 @@ int template_turns_enter(struct template_turns *t, struct template_turn *p, cons
 /* Takes the first chat of the payer, whose next turn comes after all others. */
 static struct template_turn *take_from(struct template_turns *t, struct payer **at)
 {
-    struct payer *y = *at;
-    struct template_turn *p = y->first;
-    y->first = p->next;
-    y->n--;
+    struct payer *payer = *at;
+    struct template_turn *turn = payer->first;
+    payer->first = turn->next;
+    payer->n--;
     t->n--;
-    *at = y->next;
-    if (y->first)
-        append_payer(t, y);
+    *at = payer->next;
+    if (payer->first)
+        append_payer(t, payer);
     else
-        free(y);
-    return p;
+        free(payer);
+    return turn;
 }
 
-static int judge(struct template_turns *t, const struct template_turn *p, struct failing *f,
+static int judge(struct template_turns *t, struct template_turn *turn, struct failing *f,
                  int64_t now_us)
 {
-    if (now_us - p->since_us > t->wait_us)
+    if (now_us - turn->since_us > t->wait_us)
         return fail(-ETIMEDOUT,
                     "the chat has waited for its template for the longest time allowed, %g s; try "
                     "again later",
@@ -176,7 +181,7 @@ static int judge(struct template_turns *t, const struct template_turn *p, struct
                     "again in %.1f s",
                     f->n, (double)(f->until_us - now_us) / 1e6);
     if (f)
-        f->runs = true;
+        f->runs = turn->probes = true;
     return 0;
 }
 

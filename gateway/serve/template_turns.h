@@ -27,6 +27,7 @@ struct template_turn {
     struct template_turn *next; // of the same payer
     uint64_t key;               // of payer and template
     int64_t since_us;
+    bool probes; // its template has failed, and no other chat of it begins meanwhile
 };
 
 /* max: chats that may wait; wait_us: for how long. -ENOMEM. */
@@ -34,16 +35,16 @@ int template_turns_new(unsigned max, int64_t wait_us, struct template_turns **re
 void template_turns_free(struct template_turns *t); // nothing may wait
 DEFINE_AUTO(struct template_turns, template_turns_free)
 
-/* The chat waits from now on. source: of its template.
+/* The chat waits from now on. name: of its payer; source: of its template.
  * -EDQUOT: too many of this payer wait; -EAGAIN: too many of all; -ENOMEM. Each has a sentence. */
-int template_turns_enter(struct template_turns *t, struct template_turn *p, const char *payer,
+int template_turns_enter(struct template_turns *t, struct template_turn *turn, const char *name,
                          const void *source, size_t len, int64_t now_us);
 /* Removes the chat whose turn it is. *ret NULL: none may be rendered now.
  * 0: it is to be rendered, until template_turns_end(). With a sentence, and without an end:
  * -ETIMEDOUT: it has waited for too long; -EBUSY: its template is in a pause. */
 int template_turns_next(struct template_turns *t, int64_t now_us, struct template_turn **ret);
 /* Returns whether more chats may be rendered now. */
-bool template_turns_end(struct template_turns *t, const struct template_turn *p,
+bool template_turns_end(struct template_turns *t, const struct template_turn *turn,
                         enum template_turns_result result, int64_t now_us);
 /* Removes a chat that waits, whatever its turn is. NULL: none waits. */
 struct template_turn *template_turns_drop(struct template_turns *t);

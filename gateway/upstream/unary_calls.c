@@ -87,7 +87,7 @@ void unary_calls_make(struct unary_calls *s, struct rpc_client *client, const ch
     struct rpc_options opt = {.timeout_us = timeout_us};
     struct call *c = calloc(1, sizeof(*c));
     if (!c) {
-        done(user, &(struct rpc_status){RPC_RESOURCE_EXHAUSTED, "no memory"}, NULL);
+        done(user, &(struct rpc_status){RPC_INTERNAL, "no memory"}, NULL);
         return;
     }
     *c = (struct call){.s = s, .type = reply, .done = done, .user = user};

@@ -186,6 +186,7 @@ static void set_reported(struct verifier *v, enum upstream_state state)
         set_state(v, state);
 }
 
+/* RESOURCE_EXHAUSTED: too many calls run there. A first answer may also be too large for gRPC. */
 static void on_model(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
 {
     struct verifier *v = user;
@@ -201,7 +202,7 @@ static void on_model(void *user, const struct rpc_status *status, ProtobufCMessa
         v->model = fresh;
         v->answered_us = clock_us();
         set_reported(v, state_of(fresh->info));
-    } else if (status->code == RPC_RESOURCE_EXHAUSTED) { // too many calls run: its state stays
+    } else if (status->code == RPC_RESOURCE_EXHAUSTED && v->state != UPSTREAM_UNKNOWN) {
         v->answered_us = clock_us();
     } else {
         set_problem(v, status->code, status->text);
@@ -210,6 +211,7 @@ static void on_model(void *user, const struct rpc_status *status, ProtobufCMessa
     v->query_pending = false;
     v->query_at_us = clock_us() + (v->state == UPSTREAM_READY ? QUERY_US : QUERY_LOADING_US);
     pthread_cond_signal(&v->u->changed);
+    pthread_cond_signal(&v->u->query_ended);
     pthread_mutex_unlock(&v->u->mu);
     upstream_model_unref(old);
 }
@@ -378,19 +380,21 @@ static void *watcher_main(void *arg)
 
 /* ---- start, end, access ---- */
 
-static bool has_met(struct verifier *v, bool reached)
+/* With the lock. */
+static bool has_met(const struct verifier *v, bool reached)
 {
-    pthread_mutex_lock(&v->u->mu);
-    bool met = v->state != UPSTREAM_UNKNOWN && !(reached && v->state == UPSTREAM_DOWN);
-    pthread_mutex_unlock(&v->u->mu);
-    return met;
+    return v->state != UPSTREAM_UNKNOWN && !(reached && v->state == UPSTREAM_DOWN);
 }
 
 void upstream_meet(struct upstream *u, bool reached, int64_t until_us)
 {
+    struct timespec until = clock_at(until_us);
+    int rc = 0;
+    pthread_mutex_lock(&u->mu);
     for (unsigned i = 0; i < u->n; i++)
-        while (!has_met(&u->verifiers[i], reached) && clock_us() < until_us)
-            nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+        while (!has_met(&u->verifiers[i], reached) && rc != ETIMEDOUT)
+            rc = pthread_cond_timedwait(&u->query_ended, &u->mu, &until);
+    pthread_mutex_unlock(&u->mu);
 }
 
 unsigned upstream_n(const struct upstream *u)
@@ -432,6 +436,7 @@ int upstream_new(const char *const *targets, unsigned n, const struct upstream_p
     if (!u)
         return fail(-ENOMEM, "upstream: no memory");
     clock_cond_init(&u->changed);
+    clock_cond_init(&u->query_ended);
     pthread_mutex_init(&u->mu, NULL);
     if (!n || n > UPSTREAM_MAX)
         return fail(-EINVAL, "there must be 1 to %d verifiers, not %u", UPSTREAM_MAX, n);
@@ -483,6 +488,7 @@ void upstream_free(struct upstream *u)
     affinity_free(u->affinity);
     unary_calls_free(u->calls);
     pthread_cond_destroy(&u->changed);
+    pthread_cond_destroy(&u->query_ended);
     pthread_mutex_destroy(&u->mu);
     free(u);
 }

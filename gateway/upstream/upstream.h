@@ -22,10 +22,11 @@
 struct upstream;
 struct verifier;
 
-/* Starts as UNKNOWN; then always the state of the last answer. */
+/* Starts as UNKNOWN; then always the state of the last answer. RESOURCE_EXHAUSTED counts as an
+ * answer and leaves the state as it is, unless it is UNKNOWN. */
 enum upstream_state {
     UPSTREAM_UNKNOWN, // no answer and no error yet
-    UPSTREAM_DOWN,    // no answer; RESOURCE_EXHAUSTED is one, and changes no state
+    UPSTREAM_DOWN,    // GetModel failed
     UPSTREAM_LOADING,
     UPSTREAM_READY,
     UPSTREAM_DRAINING,

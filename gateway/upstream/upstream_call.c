@@ -367,13 +367,11 @@ static bool may_move(struct upstream_call *a, enum rpc_code code)
  * loss, and alone no reason to wait. */
 static void take_loss(struct upstream_call *a, const struct upstream_leg *leg, enum rpc_code code)
 {
-    if (code == RPC_UNAVAILABLE) {
-        a->n_lost++;
-        a->lost_us = clock_us();
-    }
     if (!may_move(a, code))
         finish(a);
-    else if (!a->next && !ask_next(a, leg) && !a->lost_us)
+    else if (a->next) // it was asked to continue the answer, and may have queued it
+        set_waiting(a, clock_us());
+    else if (!ask_next(a, leg) && !a->lost_us)
         finish(a);
 }
 
@@ -381,9 +379,15 @@ static void end_current(struct upstream_call *a, const struct upstream_leg *leg,
                         const struct rpc_status *status)
 {
     a->current = a->begun ? NULL : TAKE(a->next);
+    if (!a->begun) // no verifier that drains has the request: a refusal is final now
+        a->unable = 0;
     a->lost_target = upstream_target(leg->verifier);
     a->status = *status;
     a->why = a->status.text;
+    if (status->code == RPC_UNAVAILABLE) {
+        a->n_lost++;
+        a->lost_us = clock_us();
+    }
     if (committed_is_whole(&a->committed)) {
         a->status.code = RPC_OK;
         finish(a);
@@ -392,14 +396,27 @@ static void end_current(struct upstream_call *a, const struct upstream_leg *leg,
     }
 }
 
-/* The next leg has ended and has not begun. With these codes, the verifier's limits are too small
- * for the answer, for example its context. It is not asked again. */
-static void end_next(struct upstream_call *a, const struct upstream_leg *leg, enum rpc_code code)
+/* The current leg has not begun, and its verifier does not answer. A verifier that drains does, and
+ * may begin the request. */
+static bool is_stuck(const struct upstream_call *a)
 {
-    if (code == RPC_INVALID_ARGUMENT || code == RPC_OUT_OF_RANGE)
+    return !a->begun && upstream_stay(a->current->verifier, a->patience->stall_us, clock_us()) ==
+                            UPSTREAM_SILENT;
+}
+
+/* The next leg has ended and has not begun. With these codes, the request is wrong, or the
+ * verifier's limits are too small for it, for example its context. It is not asked again. */
+static void end_next(struct upstream_call *a, const struct upstream_leg *leg,
+                     const struct rpc_status *status)
+{
+    bool refused = status->code == RPC_INVALID_ARGUMENT || status->code == RPC_OUT_OF_RANGE;
+    bool final = refused && is_stuck(a);
+    if (refused)
         a->unable |= bit_of(leg);
+    if (final)
+        a->status = *status;
     drop_next(a);
-    if (is_cancelled(a))
+    if (final || is_cancelled(a))
         finish(a);
 }
 
@@ -411,7 +428,7 @@ static void take_end(struct upstream_leg *leg, const struct rpc_status *status)
     if (leg == a->current)
         end_current(a, leg, status);
     else if (leg == a->next)
-        end_next(a, leg, status->code);
+        end_next(a, leg, status);
 }
 
 static void on_end(void *user, const struct rpc_status *status)

@@ -10,7 +10,7 @@
  * lost if none can take it. A lost call waits for a verifier for patience->resume_us, also if it
  * has not begun. Until then, an error of a verifier that was asked to continue is no reason to end.
  * After INVALID_ARGUMENT or OUT_OF_RANGE this verifier is not asked again: it has other limits than
- * the first one.
+ * the first one. These codes end a call that has not begun, unless its own verifier drains.
  *
  * Threads: upstream_call_begin() and the callbacks one at a time; upstream_call_cancel() and the
  * functions after it any. */

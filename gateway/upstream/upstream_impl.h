@@ -34,10 +34,11 @@ struct upstream {
     struct verifier verifiers[UPSTREAM_MAX];
     struct unary_calls *calls;
     pthread_t watcher;
-    bool started;       // the watcher
-    int64_t keep_us;    // how long a verifier keeps its model name after its last READY
-    pthread_mutex_t mu; // guards the fields below
-    pthread_cond_t changed;
+    bool started;               // the watcher
+    int64_t keep_us;            // how long a verifier keeps its model name after its last READY
+    pthread_mutex_t mu;         // guards the fields below
+    pthread_cond_t changed;     // for the watcher
+    pthread_cond_t query_ended; // for upstream_meet()
     bool stopping;
     struct affinity *affinity;
     struct waiter *waiters;

@@ -240,7 +240,7 @@ static void a_request_refused_for_concurrency_counts_per_minute(void **state)
         assert_int_equal(auth_enter(a, ALICE, true, 1, &none, &levels), -EAGAIN);
         assert_non_null(strstr(fail_text(), "1 concurrent choices (concurrency)"));
         assert_int_equal(levels.requests.left, left);
-        assert_int_equal(levels.retry_s, 1);
+        assert_int_equal(levels.retry_s, 20);
     }
     assert_int_equal(auth_enter(a, ALICE, true, 1, &none, &levels), -EAGAIN);
     assert_non_null(strstr(fail_text(), "3 requests per minute (rate)"));
@@ -321,6 +321,31 @@ static struct openai_request request_of(const char *body)
     if (openai_request_parse(OPENAI_COMPLETION, body, strlen(body), NULL, &q, &fault) < 0)
         fail_msg("%s", fault.text);
     return q;
+}
+
+static void a_client_that_waits_for_its_choices_keeps_its_rate(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " rate=7 concurrency=2");
+    struct openai_request two = request_of("{\"prompt\":\"x\",\"n\":2}");
+    struct openai_fault fault;
+    struct auth_guest *k[2], *none;
+    struct auth_levels levels;
+    int64_t now_us = 1;
+    assert_int_equal(enters(a, ALICE, now_us, &k[0]), 0);
+    assert_int_equal(enters(a, ALICE, now_us, &k[1]), 0);
+    assert_int_equal(auth_bind(k[1], &two, now_us, &fault, &levels), -EAGAIN);
+    assert_int_equal(levels.retry_s, 9); // 60 / 7, rounded up
+    for (unsigned i = 0; i < 20; i++) {
+        now_us += levels.retry_s * INT64_C(1000000);
+        assert_int_equal(auth_enter(a, ALICE, true, now_us, &none, &levels), -EAGAIN);
+        assert_non_null(strstr(fail_text(), "2 concurrent choices (concurrency)"));
+        assert_int_equal(levels.retry_s, 9);
+        assert_true(levels.requests.left >= 5);
+    }
+    auth_leave(k[0]);
+    auth_leave(k[1]);
+    openai_request_done(&two);
 }
 
 static void every_choice_of_a_request_counts(void **state)
@@ -826,6 +851,7 @@ int main(void)
         cmocka_unit_test(concurrent_requests_are_limited),
         cmocka_unit_test(a_request_refused_for_concurrency_counts_per_minute),
         cmocka_unit_test(a_request_over_the_rate_takes_nothing),
+        cmocka_unit_test(a_client_that_waits_for_its_choices_keeps_its_rate),
         cmocka_unit_test(every_choice_of_a_request_counts),
         cmocka_unit_test(a_key_limits_the_tokens_of_an_answer),
         cmocka_unit_test(each_name_is_one_flow_whatever_the_salt),

@@ -115,7 +115,7 @@ static void save(struct key_budget *b, struct key_budget_counts *file, int64_t n
 {
     struct key_budget_change change = key_budget_take_unsaved(b, now_us);
     struct key_budget_counts before = b->counts;
-    *file = key_budget_join(&before, &change, file);
+    *file = key_budget_join(&before, &change, file, now_us);
     key_budget_adopt(b, &before, file);
 }
 
@@ -172,12 +172,42 @@ static void what_is_counted_while_the_file_is_written_stays(void **state)
     struct key_budget_change change = key_budget_take_unsaved(&b, NOON);
     struct key_budget_counts before = b.counts;
     use(&b, 30, NOON);
-    file = key_budget_join(&before, &change, &file);
+    file = key_budget_join(&before, &change, &file, NOON);
     key_budget_adopt(&b, &before, &file);
     assert_int_equal(file.day_tokens, 100);
     assert_int_equal(b.counts.day_tokens, 130);
     save(&b, &file, NOON);
     assert_int_equal(file.day_tokens, 130);
+}
+
+/* At midnight: the other process has written tokens of the new day before these of yesterday. */
+static void the_new_day_of_another_process_adds_its_tokens(void **state)
+{
+    (void)state;
+    struct key_budget b = {0};
+    struct key_budget_counts file = {.day = NOON / DAY + 1, .day_tokens = 7};
+    int64_t midnight_us = NOON + DAY / 2;
+    use(&b, 900, midnight_us - 1);
+    struct key_budget_change change = key_budget_take_unsaved(&b, midnight_us - 1);
+    struct key_budget_counts before = b.counts;
+    use(&b, 3, midnight_us); // while the file is written
+    file = key_budget_join(&before, &change, &file, midnight_us - 1);
+    key_budget_adopt(&b, &before, &file);
+    assert_int_equal(file.day_tokens, 7);
+    assert_int_equal(b.counts.day_tokens, 10);
+    save(&b, &file, midnight_us);
+    assert_int_equal(file.day_tokens, 10);
+}
+
+static void tomorrow_in_the_file_is_an_error_of_the_clock(void **state)
+{
+    (void)state;
+    struct key_budget b = {0};
+    struct key_budget_counts file = {.day = NOON / DAY + 1, .day_tokens = 7};
+    use(&b, 100, NOON);
+    save(&b, &file, NOON);
+    assert_int_equal(file.day, NOON / DAY);
+    assert_int_equal(file.day_tokens, 100);
 }
 
 static void limits_that_are_not_set_never_refuse(void **state)
@@ -287,6 +317,8 @@ int main(void)
         cmocka_unit_test(small_uses_are_not_rounded_up_each),
         cmocka_unit_test(processes_add_up_their_counts_in_the_file),
         cmocka_unit_test(what_is_counted_while_the_file_is_written_stays),
+        cmocka_unit_test(the_new_day_of_another_process_adds_its_tokens),
+        cmocka_unit_test(tomorrow_in_the_file_is_an_error_of_the_clock),
         cmocka_unit_test(limits_that_are_not_set_never_refuse),
         cmocka_unit_test(the_tighter_limit_is_shown),
         cmocka_unit_test(what_others_have_reserved_must_be_waited_for),

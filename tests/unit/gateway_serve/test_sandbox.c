@@ -38,6 +38,7 @@ static const struct sandbox_patience endless = {-1, INT64_MAX / 2};
 static struct shared {
     long failing;        // this call fails ...
     unsigned nth, error; // ... the nth time, with this errno
+    long held;           // this call waits for ever
     bool grants;         // namespaces and landlock succeed without effect, also if refused here
     unsigned n;
     struct {
@@ -73,6 +74,8 @@ long __wrap_syscall(long number, long a, long b, long c, long d, long e)
         shared->n_filter = program->len;
         memcpy(shared->filter, program->filter, program->len * sizeof(struct sock_filter));
     }
+    if (number == shared->held) // reads its socket: the filter allows that
+        __real_syscall(SYS_read, 0, (long)&(char){0}, 1, 0, 0);
     if (number == shared->failing && shared->nth && !--shared->nth) {
         errno = (int)shared->error;
         return shared->calls[i].result = -1;
@@ -277,6 +280,20 @@ pid_t __wrap__Fork(void)
     return pid;
 }
 
+static unsigned n_interrupts; // of waits for a child
+
+pid_t __real_waitpid(pid_t pid, int *status, int options);
+pid_t __wrap_waitpid(pid_t pid, int *status, int options);
+
+pid_t __wrap_waitpid(pid_t pid, int *status, int options)
+{
+    if (!n_interrupts)
+        return __real_waitpid(pid, status, options);
+    n_interrupts--;
+    errno = EINTR;
+    return -1;
+}
+
 static void a_child_that_is_held_is_not_awaited(void **state)
 {
     (void)state;
@@ -288,10 +305,32 @@ static void a_child_that_is_held_is_not_awaited(void **state)
     const struct sandbox_patience stopped = {pair[1], INT64_MAX / 2},
                                   over = {-1, clock_us() + 10000};
     holds = true;
+    n_interrupts = 2;
     assert_int_equal(sandbox_start("", pair[1], &stopped, &pid, &missing), -ECANCELED);
     assert_int_equal(sandbox_start("", pair[1], &over, &pid, &missing), -EIO);
     assert_non_null(strstr(fail_text(), "child: Connection timed out"));
     holds = false;
+    assert_int_equal(n_interrupts, 0);
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); // no child is left
+    close(pair[0]);
+    close(pair[1]);
+}
+
+/* It has reported its layers, and the kernel holds it in execve(). */
+static void a_python_that_does_not_start_is_not_awaited(void **state)
+{
+    (void)state;
+    int pair[2];
+    pid_t pid;
+    unsigned missing;
+    fail_call(0, 0, 0);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    shared->held = SYS_execve;
+    const struct sandbox_patience over = {-1, clock_us() + 200000};
+    assert_int_equal(sandbox_start("", pair[1], &over, &pid, &missing), -EIO);
+    shared->held = 0;
+    if (n_calls(SYS_execve, -1, -1)) // on a slow machine, it may not have come so far
+        assert_non_null(strstr(fail_text(), "of a helper: execve: Connection timed out"));
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); // no child is left
     close(pair[0]);
     close(pair[1]);
@@ -547,6 +586,7 @@ int main(void)
         cmocka_unit_test(a_script_ends_with_the_process_that_started_it),
         cmocka_unit_test(a_limit_that_cannot_be_set_is_an_error),
         cmocka_unit_test(a_child_that_is_held_is_not_awaited),
+        cmocka_unit_test(a_python_that_does_not_start_is_not_awaited),
         cmocka_unit_test(missing_layers_have_names),
         cmocka_unit_test(a_layer_that_is_refused_is_missing),
         cmocka_unit_test(a_step_that_fails_is_named),

@@ -167,6 +167,46 @@ static void only_some_failing_templates_are_known(void **state)
     assert_int_equal(next(-EBUSY, 1), n_places - 1);
 }
 
+/* The table is full while a template that has failed is tried again. */
+static void a_template_that_runs_is_not_forgotten(void **state)
+{
+    (void)state;
+    render("a", TEMPLATE_TURNS_FAILED, 0);
+    assert_int_equal(enter("a", "x", 0), 0);
+    assert_int_equal(enter("a", "x", 0), 0);
+    struct template_turn *first;
+    assert_int_equal(template_turns_next(t, 0, &first), 0);
+    struct template_turn probe = *first;
+    for (unsigned i = 0; i < TEMPLATE_TURNS_FAILING; i++) {
+        char payer[16];
+        snprintf(payer, sizeof(payer), "b%u", i);
+        n_places = 3;
+        assert_int_equal(enter(payer, "x", 1), 0);
+        assert_int_equal(next(0, 1), 3);
+        template_turns_end(t, &places[3], TEMPLATE_TURNS_FAILED, 1);
+    }
+    assert_int_equal(next(0, 1), -1);
+    assert_true(template_turns_end(t, &probe, TEMPLATE_TURNS_DONE, 1));
+    assert_int_equal(next(0, 1), 2);
+}
+
+/* Two helpers run the template, which has not failed before; then one of them fails. */
+static void an_end_admits_others_only_after_its_own_probe(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(enter("a", "x", 0), 0);
+    assert_int_equal(next(0, 0), 0);
+    assert_int_equal(next(0, 0), 1);
+    template_turns_end(t, &places[0], TEMPLATE_TURNS_FAILED, 0);
+    assert_int_equal(next(0, 0), 2); // the only helper from now on
+    assert_int_equal(next(0, 0), -1);
+    assert_false(template_turns_end(t, &places[1], TEMPLATE_TURNS_NOT_TRIED, 0));
+    assert_int_equal(next(0, 0), -1);
+    assert_true(template_turns_end(t, &places[2], TEMPLATE_TURNS_NOT_TRIED, 0));
+    assert_int_equal(next(0, 0), 3);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, end)
 
 int main(void)
@@ -179,6 +219,8 @@ int main(void)
         CASE(a_pause_is_of_one_payer_and_one_template),
         CASE(a_failing_template_has_one_helper_at_a_time),
         CASE(only_some_failing_templates_are_known),
+        CASE(a_template_that_runs_is_not_forgotten),
+        CASE(an_end_admits_others_only_after_its_own_probe),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

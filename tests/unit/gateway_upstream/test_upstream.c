@@ -106,6 +106,28 @@ static void the_last_answer_is_the_state(void **state)
     assert_string_equal(upstream_state_name(UPSTREAM_REFUSED), "refused");
 }
 
+/* Nothing else is known of it: it must not look as if it had not been asked yet. */
+static void a_verifier_that_was_always_busy_is_down(void **state)
+{
+    (void)state;
+    struct fake_verifier *f = fake_verifier_start(address);
+    fake_verifier_get_model(f, RPC_RESOURCE_EXHAUSTED);
+    AUTO(upstream_free) struct upstream *u = upstream_of(address);
+    until(u, UPSTREAM_DOWN);
+    char problem[FAIL_TEXT_MAX];
+    const struct upstream_model *model;
+    upstream_state(upstream_at(u, 0), &model, problem);
+    assert_string_equal(problem, "as you asked");
+    assert_null(model);
+    fake_verifier_get_model(f, RPC_OK);
+    until(u, UPSTREAM_READY);
+    fake_verifier_get_model(f, RPC_RESOURCE_EXHAUSTED);
+    for (unsigned seen = fake_verifier_queries(f); fake_verifier_queries(f) < seen + 2;)
+        poll(NULL, 0, 1);
+    assert_int_equal(state_of(u), UPSTREAM_READY); // its state stays
+    fake_verifier_stop(f);
+}
+
 /* A verifier that is down has been met, but not reached. */
 static void verifiers_are_met_until_a_deadline(void **state)
 {
@@ -302,6 +324,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(the_last_answer_is_the_state),
+        CASE(a_verifier_that_was_always_busy_is_down),
         CASE(verifiers_are_met_until_a_deadline),
         CASE(requests_are_counted),
         CASE(a_waiter_is_called_when_the_model_is_loaded),

@@ -592,6 +592,26 @@ static void a_lost_request_waits_while_the_other_verifiers_are_full(void **state
     has_ended(RPC_OK);
 }
 
+/* The other one was asked before the loss. */
+static void a_drained_request_waits_while_the_other_verifiers_are_full(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    set_state(2, UPSTREAM_DOWN);
+    set_state(0, UPSTREAM_DRAINING);
+    pass(TICK_US);
+    assert_true(runs(1));
+    end(0, RPC_UNAVAILABLE);
+    set_state(0, UPSTREAM_DOWN);
+    end(1, RPC_RESOURCE_EXHAUSTED);
+    assert_int_equal(played.n_done, 0);
+    set_state(1, UPSTREAM_DOWN);
+    set_state(0, UPSTREAM_READY);
+    pass(1000000);
+    answer(0);
+    has_ended(RPC_OK);
+}
+
 static void an_error_of_the_request_is_final(void **state)
 {
     (void)state;
@@ -599,6 +619,50 @@ static void an_error_of_the_request_is_final(void **state)
     end(0, RPC_INVALID_ARGUMENT);
     has_ended(RPC_INVALID_ARGUMENT);
     assert_int_equal(n_streams, 1);
+}
+
+/* The silent one has not checked it. */
+static void a_second_verifier_refuses_a_request_whose_verifier_is_silent(void **state)
+{
+    static const enum rpc_code codes[] = {RPC_INVALID_ARGUMENT, RPC_OUT_OF_RANGE};
+    for (unsigned i = 0; i < ARRAY_LEN(codes); i++) {
+        begin(UPSTREAM_READY);
+        set_state(0, UPSTREAM_DOWN);
+        pass(STALL_US + 2 * TICK_US);
+        end(1, codes[i]);
+        has_ended(codes[i]);
+        assert_int_equal(n_streams, 2);
+        if (i + 1 < ARRAY_LEN(codes)) {
+            end_test(state);
+            begin_test(state);
+        }
+    }
+}
+
+/* It has accepted the request; the second one has other limits. */
+static void a_verifier_that_drains_may_answer_what_a_second_one_refuses(void **state)
+{
+    for (unsigned lost = 0; lost < 2; lost++) {
+        begin(UPSTREAM_READY);
+        set_state(2, UPSTREAM_DOWN);
+        set_state(0, UPSTREAM_DRAINING);
+        pass(TICK_US);
+        end(1, RPC_OUT_OF_RANGE);
+        pass(2000000);
+        assert_int_equal(asked(1), 1);
+        if (!lost) {
+            answer(0);
+            has_ended(RPC_OK);
+            end_test(state);
+            begin_test(state);
+            continue;
+        }
+        end(0, RPC_UNAVAILABLE);
+        set_state(0, UPSTREAM_DOWN);
+        pass(2000000);
+        end(1, RPC_OUT_OF_RANGE); // now it is the only one
+        has_ended(RPC_OUT_OF_RANGE);
+    }
 }
 
 /* As often as verifiers are restarted, one after the other. */
@@ -686,7 +750,10 @@ int main(void)
         TEST(the_wait_for_a_verifier_counts_as_a_wait_in_the_queue),
         TEST(a_full_queue_is_no_reason_to_wait),
         TEST(a_lost_request_waits_while_the_other_verifiers_are_full),
+        TEST(a_drained_request_waits_while_the_other_verifiers_are_full),
         TEST(an_error_of_the_request_is_final),
+        TEST(a_second_verifier_refuses_a_request_whose_verifier_is_silent),
+        TEST(a_verifier_that_drains_may_answer_what_a_second_one_refuses),
         TEST(a_queued_request_moves_from_each_verifier_that_drains),
         TEST(a_request_that_ends_its_verifiers_does_not_end_all),
         TEST(a_request_leaves_a_second_verifier_that_is_silent),

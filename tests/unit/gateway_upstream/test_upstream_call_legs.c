@@ -617,6 +617,28 @@ static void a_drain_moves_only_answers_that_keep_their_bits(void **state)
     }
 }
 
+/* The next one was asked because of a drain; it has queued the answer. */
+static void an_answer_waits_from_the_loss_of_its_verifier(void **state)
+{
+    (void)state;
+    begin_some(2);
+    u.verifiers[0].state = UPSTREAM_DRAINING;
+    tick_after(0);
+    assert_int_equal(n_streams, 2);
+    now_us += 60 * S;
+    upstream_call_expire(&call, now_us);
+    assert_false(call.overdue); // the first one still runs it
+    ends(0, RPC_UNAVAILABLE);
+    upstream_call_expire(&call, now_us);
+    assert_false(call.overdue);
+    upstream_call_expire(&call, now_us + 1);
+    assert_true(call.overdue);
+    assert_true(streams[1].cancelled);
+    ends(1, RPC_CANCELLED);
+    hears("done");
+    play_end();
+}
+
 /* The next one is silent before it begins: it is left, and the next tick asks again. */
 static void a_silent_verifier_does_not_take_over(void **state)
 {
@@ -738,6 +760,7 @@ int main(void)
         cmocka_unit_test(an_answer_that_loses_five_verifiers_ends),
         cmocka_unit_test(tokens_meanwhile_come_once),
         cmocka_unit_test(a_drain_moves_only_answers_that_keep_their_bits),
+        cmocka_unit_test(an_answer_waits_from_the_loss_of_its_verifier),
         cmocka_unit_test(a_silent_verifier_does_not_take_over),
         cmocka_unit_test(a_cancel_ends_all_legs),
         cmocka_unit_test(a_cancel_ends_the_wait_for_a_verifier),
