@@ -116,6 +116,17 @@ static void count_collected(struct openai_reply *r, struct openai_choice *c)
     c->collected_bytes = n;
 }
 
+/* After a change of the choice: records what is lost of it, and counts its memory. */
+static void choice_changed(struct openai_reply *r, struct openai_choice *c, const struct buf *to)
+{
+    const struct buf *parts[] = {&r->out.reasoning, &r->out.content, &c->text, &c->reasoning,
+                                 &c->items,         &c->stop,        to};
+    for (size_t i = 0; i < ARRAY_LEN(parts); i++)
+        openai_choice_check(c, parts[i]);
+    c->error = c->error ? c->error : openai_logprobs_error(&c->logprobs);
+    count_collected(r, c);
+}
+
 /* A made id has nine characters: Mistral's templates refuse any other length. */
 const char *openai_call_id(const struct openai_reply *r, unsigned choice, unsigned index,
                            const struct tool_call *call, char made[OPENAI_CALL_ID])
@@ -180,7 +191,7 @@ void openai_reply_started(struct openai_reply *r, unsigned choice, struct openai
         save_prompt(first, prompt);
     c->n_chars += count_chars(prompt);
     r->writer->started(r, choice, prompt, to);
-    count_collected(r, c);
+    choice_changed(r, c, to);
 }
 
 /* Drops hidden reasoning, and calls after the first if only one is allowed. */
@@ -199,8 +210,6 @@ void openai_reply_token(struct openai_reply *r, unsigned choice, const struct op
     bool reasoned = output_parser_reasons(&c->parser);
     output_parser_out_clear(&r->out);
     output_parser_feed(&c->parser, t->text.data, t->text.len, &r->out);
-    if (r->out.content.error) // a part of the answer is lost
-        c->text.error = r->out.content.error;
     drop_unwanted(r, c);
     reasoned |= output_parser_reasons(&c->parser);
     r->completion_tokens++;
@@ -211,7 +220,7 @@ void openai_reply_token(struct openai_reply *r, unsigned choice, const struct op
     r->writer->piece(r, choice, t, to);
     c->n_calls += r->out.calls.n;
     c->n_chars += count_chars(t->text);
-    count_collected(r, c);
+    choice_changed(r, c, to);
 }
 
 void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *reason,
@@ -234,7 +243,7 @@ void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *
         buf_puts(&c->stop, "null");
     r->writer->finished(r, choice, to);
     c->n_calls += r->out.calls.n;
-    count_collected(r, c);
+    choice_changed(r, c, to);
 }
 
 bool openai_reply_complete(const struct openai_reply *r, unsigned prompt)
@@ -247,6 +256,9 @@ bool openai_reply_complete(const struct openai_reply *r, unsigned prompt)
 
 int openai_reply_end(struct openai_reply *r, struct buf *to)
 {
+    for (unsigned i = 0; i < r->n; i++)
+        if (r->choices[i].error)
+            return fail(r->choices[i].error, "a part of choice %u is lost", i);
     return r->writer->end(r, to);
 }
 

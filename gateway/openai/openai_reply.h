@@ -118,7 +118,8 @@ void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *
                            struct openai_text text, struct openai_text stop, struct buf *to);
 /* Whether all choices of the prompt have finished. */
 bool openai_reply_complete(const struct openai_reply *r, unsigned prompt);
-/* Writes the last events, or the whole object. -EMSGSIZE, -ENOMEM: see buf_error(). */
+/* Writes the last events, or the whole object. -EMSGSIZE, -ENOMEM: see buf_error(), of this text or
+ * of an earlier one. A part of the answer is lost then, so a stream needs openai_reply_fail(). */
 int openai_reply_end(struct openai_reply *r, struct buf *to);
 /* Writes the last event of a stream that has begun and cannot continue. */
 void openai_reply_fail(struct openai_reply *r, int status, const char *text, struct buf *to);

@@ -164,7 +164,8 @@ static void pause_calls(struct completion *x)
 
 static void flush_events(struct completion *x, struct buf *to)
 {
-    int rc = x->streaming && to->len ? http_write(x->http, to->data, to->len) : 0;
+    bool whole = to->len && !to->error; // after an error openai_reply_end() reports it
+    int rc = x->streaming && whole ? http_write(x->http, to->data, to->len) : 0;
     if (rc == -EAGAIN)
         pause_calls(x);
     else if (rc == -ENOBUFS)

@@ -8,6 +8,7 @@
 #include "gateway/serve/completion.h"
 #include "gateway/http/http_request.h"
 #include "gateway/upstream/upstream_impl.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
 #define N_PROMPTS 5
@@ -61,29 +62,35 @@ int __wrap_pthread_mutex_unlock(pthread_mutex_t *mu)
 }
 
 /* A request in the state in which completions.c calls completion_send(). */
-static struct completion *generation_of(struct completions *g, struct http_request *http,
-                                        unsigned max_running)
+static struct completion *generation_as(struct completions *g, struct http_request *http,
+                                        unsigned max_running, const struct openai_reply_head *head)
 {
     static Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT;
     static const struct upstream_model model = {.info = &info};
     static const struct output_parser_rules rules;
-    struct openai_reply_head head = {
-        .kind = OPENAI_COMPLETION, .id = "r1", .n = N_PROMPTS, .n_each = 1};
     struct completion *x = calloc(1, sizeof(*x));
     *x = (struct completion){.g = g, .http = http_ref(http), .model = &model};
-    x->log.kind = OPENAI_COMPLETION;
-    x->q = (struct openai_request){.kind = OPENAI_COMPLETION,
-                                   .prompts = calloc(N_PROMPTS, sizeof(*x->q.prompts)),
-                                   .n_prompts = N_PROMPTS,
+    x->log.kind = head->kind;
+    x->q = (struct openai_request){.kind = head->kind,
+                                   .prompts = calloc(head->n, sizeof(*x->q.prompts)),
+                                   .n_prompts = head->n,
                                    .max_running = max_running};
     atomic_init(&x->n_refs, 1);
     pthread_mutex_init(&x->mu, NULL);
     pthread_mutex_init(&x->answer_mu, NULL);
     g->all = x;
-    assert_int_equal(openai_reply_init(&x->reply, &head), 0);
+    assert_int_equal(openai_reply_init(&x->reply, head), 0);
     assert_int_equal(completion_prepare(x, &rules), 0);
     x->model = NULL; // not to be freed
     return x;
+}
+
+static struct completion *generation_of(struct completions *g, struct http_request *http,
+                                        unsigned max_running)
+{
+    static const struct openai_reply_head head = {
+        .kind = OPENAI_COMPLETION, .id = "r1", .n = N_PROMPTS, .n_each = 1};
+    return generation_as(g, http, max_running, &head);
 }
 
 /* The status of the answer if calls end after `after` releases of the lock. */
@@ -424,6 +431,90 @@ static void an_answer_that_finds_no_memory_ends_its_request(void **state)
     }
 }
 
+/* ---- streams ---- */
+
+/* A stream of this kind that nobody reads, and whose call runs. The other requests of its client
+ * take `others` bytes. */
+static struct completion *streaming(struct completions *g, struct http_server *server,
+                                    enum openai_kind kind, size_t others, size_t *counted)
+{
+    struct openai_reply_head head = {.kind = kind,
+                                     .stream = true,
+                                     .rules.format = TOOLS_HERMES,
+                                     .id = "r1",
+                                     .n = 1,
+                                     .n_each = 1};
+    struct http_request *http = calloc(1, sizeof(*http));
+    server->o.max_unread = 1 << 30;
+    *http = (struct http_request){.s = server};
+    atomic_init(&http->n_refs, 1);
+    pthread_mutex_init(&http->mu, NULL);
+    assert_int_equal(request_memory_new(4 * MEMORY, &server->memory), 0);
+    http_set_payer(http, "writer");
+    assert_true(request_memory_grow(server->memory, http->payer, others, counted));
+    head.echoed = kind == OPENAI_RESPONSES ? strdup("\"a\":1") : NULL;
+    struct completion *x = generation_as(g, http, 1, &head);
+    assert_int_equal(completion_charge(x), 0);
+    played.n = played.n_ended = played.most = 0;
+    played.after = 1000;
+    completion_send(x);
+    Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
+    Tandem__V1__Started started = TANDEM__V1__STARTED__INIT;
+    e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_STARTED;
+    e.started = &started;
+    x->calls[0].events->on_event(&x->calls[0], &e);
+    return x;
+}
+
+static void end_streaming(struct http_request *http, size_t *counted)
+{
+    struct http_server *server = http->s;
+    assert_int_equal(request_memory_set(server->memory, http->payer, 0, counted), 0);
+    http_unref(http);
+    assert_int_equal(request_memory_used(server->memory), 0);
+    request_memory_free(server->memory);
+}
+
+static bool has_sent(const struct http_request *http, const char *part)
+{
+    return memmem(http->out.data, http->out.len, part, strlen(part)) != NULL;
+}
+
+/* Whether each event that was sent is whole. */
+static bool events_are_whole(const struct http_request *http)
+{
+    unsigned n_begun = 0, n_ended = 0;
+    for (char *at = http->out.data; (at = strstr(at, "data: ")); at++)
+        n_begun++;
+    for (char *at = http->out.data; (at = strstr(at, "}\n\n")); at++)
+        n_ended++;
+    return n_begun == n_ended + has_sent(http, "[DONE]");
+}
+
+static void a_stream_that_lacks_a_token_ends_with_an_error(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    bool failed = true;
+    (void)state;
+    for (unsigned n = 2; failed; n++) { // the first one is say()'s
+        struct http_server server = {0};
+        size_t counted = 0;
+        struct completion *x = streaming(&g, &server, OPENAI_CHAT, 0, &counted);
+        struct http_request *http = x->http;
+        buf_reserve(&http->out, 1 << 16); // the server's memory is not the matter
+        failing_at(n);
+        say(x, 0, 1000);
+        failed = failing_has_failed();
+        while (played.n_ended < played.n)
+            end_one();
+        assert_true(events_are_whole(http));
+        if (has_sent(http, "\"error\"") != failed)
+            fail_msg("%u: %s", n, http->out.data);
+        end_streaming(http, &counted);
+    }
+}
+
 /* The text of the 500 that an answer with this error becomes. */
 static void answer_with_error_says(int error, const char *part)
 {
@@ -472,6 +563,7 @@ int main(void)
         cmocka_unit_test(an_answer_counts_until_it_is_sent),
         cmocka_unit_test(an_answer_that_finds_no_memory_ends_its_request),
         cmocka_unit_test(only_ids_of_16384_tokens_are_charged_before_they_come),
+        cmocka_unit_test(a_stream_that_lacks_a_token_ends_with_an_error),
     };
     return cmocka_run_group_tests(tests, start, NULL);
 }
