@@ -107,6 +107,12 @@ size_t openai_reply_kept_bytes(const struct openai_reply *r)
     return tool_types_bytes(r->types) + (r->echoed ? strlen(r->echoed) + 1 : 0);
 }
 
+size_t openai_reply_end_bytes(const struct openai_reply *r)
+{
+    bool repeats = !r->stream || r->writer == &responses_writer;
+    return repeats ? r->collected_bytes + (r->echoed ? strlen(r->echoed) : 0) : 0;
+}
+
 /* Updates the count after a change of the choice. */
 static void count_collected(struct openai_reply *r, struct openai_choice *c)
 {

@@ -103,6 +103,8 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *he
 void openai_reply_done(struct openai_reply *r);
 /* Frees what is collected of the choices, after the end. The counts stay. */
 void openai_reply_drop(struct openai_reply *r);
+/* The most bytes that openai_reply_end() repeats: none in streams, except those of responses. */
+size_t openai_reply_end_bytes(const struct openai_reply *r);
 /* The memory that stays of the request while it is answered. */
 size_t openai_reply_kept_bytes(const struct openai_reply *r);
 

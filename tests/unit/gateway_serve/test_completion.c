@@ -323,20 +323,26 @@ static void ids_are_reserved_if_the_answer_may_be_continued(void **state)
 
 /* ---- memory for answers ---- */
 
-/* The call's verifier sends a token of n bytes. */
-static void say(struct completion *x, unsigned call, size_t n)
+/* The call's verifier sends a token. */
+static void say_text(struct completion *x, unsigned call, const char *text, size_t n)
 {
     Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
     Tandem__V1__TokenRun run = TANDEM__V1__TOKEN_RUN__INIT;
     Tandem__V1__Token token = TANDEM__V1__TOKEN__INIT, *tokens[] = {&token};
-    AUTO(mem_free) char *text = malloc(n);
-    memset(text, 'a', n);
     token.text = (ProtobufCBinaryData){n, (uint8_t *)text};
     run.tokens = tokens;
     run.n_tokens = 1;
     e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_RUN;
     e.run = &run;
     x->calls[call].events->on_event(&x->calls[call], &e);
+}
+
+/* ... of n bytes. */
+static void say(struct completion *x, unsigned call, size_t n)
+{
+    AUTO(mem_free) char *text = malloc(n);
+    memset(text, 'a', n);
+    say_text(x, call, text, n);
 }
 
 /* A request whose calls run. The other requests of its client take `others` bytes. */
@@ -515,6 +521,103 @@ static void a_stream_that_lacks_a_token_ends_with_an_error(void **state)
     }
 }
 
+/* A tool call whose arguments have n bytes. */
+static void say_call(struct completion *x, int n)
+{
+    AUTO(mem_free) char *text = NULL;
+    int len = asprintf(
+        &text, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"%0*d\"}}</tool_call>", n, 0);
+    assert_true(len > n);
+    say_text(x, 0, text, (size_t)len);
+}
+
+/* The reader takes all that was sent. */
+static void read_all(struct http_request *http)
+{
+    size_t max = http->out.max;
+    buf_done(&http->out);
+    buf_init(&http->out, max);
+    request_memory_set(http->s->memory, http->payer, 0, &http->out_counted);
+}
+
+static void end_calls(void)
+{
+    while (played.n_ended < played.n)
+        end_one();
+}
+
+/* Its events have sent the call; the end is short. */
+static void a_complete_stream_ends_although_its_share_is_full(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    struct http_server server = {0};
+    size_t counted = 0;
+    (void)state;
+    struct completion *x = streaming(&g, &server, OPENAI_CHAT, 250000, &counted);
+    struct http_request *http = x->http;
+    say_call(x, 120000);
+    assert_int_equal(http_charge(http, http_charged(http) + 131072), -EDQUOT);
+    end_calls();
+    assert_true(has_sent(http, "[DONE]"));
+    assert_false(has_sent(http, "error"));
+    end_streaming(http, &counted);
+}
+
+/* The object repeats what the response echoes. Beside the request it finds no memory, or it is
+ * charged until it is sent. */
+static void what_the_end_repeats_is_charged(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    (void)state;
+    for (int refused = 0; refused < 2; refused++) {
+        struct http_server server = {0};
+        size_t counted = 0;
+        struct completion *x = running(&g, &server, 0, &counted);
+        struct http_request *http = x->http;
+        x->reply.echoed = calloc(1, 150001);
+        memset(x->reply.echoed, 'e', 150000);
+        assert_int_equal(completion_charge(x), 0);
+        size_t request = request_memory_used(server.memory);
+        say(x, 0, refused ? 130000 : 70000);
+        end_calls();
+        assert_int_equal(http->status, refused ? 413 : 200);
+        size_t used = request_memory_used(server.memory);
+        if (refused)
+            assert_int_equal(used, request);
+        else
+            assert_in_range(used, request + http->out.cap - 65535, request + http->out.cap);
+        end_streaming(http, &counted);
+    }
+}
+
+/* The last event of a response that fails repeats its items, except if it has failed for them. */
+static void what_a_failed_response_repeats_is_charged(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    (void)state;
+    for (int refused = 0; refused < 2; refused++) {
+        struct http_server server = {0};
+        size_t counted = 0;
+        struct completion *x = streaming(&g, &server, OPENAI_RESPONSES, 100000, &counted);
+        struct http_request *http = x->http;
+        for (int n = 0; n < (refused ? 100 : 7) && !x->failing; n++) {
+            say_call(x, 30000);
+            read_all(http);
+        }
+        assert_int_equal(x->failing, refused);
+        played.overdue = played.begun = true;
+        end_calls();
+        played.overdue = played.begun = false;
+        assert_true(has_sent(http, "response.failed"));
+        assert_int_equal(has_sent(http, "\"output\":[]"), refused);
+        assert_true(http->out.cap - http->out_counted < 65536);
+        end_streaming(http, &counted);
+    }
+}
+
 /* The text of the 500 that an answer with this error becomes. */
 static void answer_with_error_says(int error, const char *part)
 {
@@ -563,6 +666,9 @@ int main(void)
         cmocka_unit_test(an_answer_counts_until_it_is_sent),
         cmocka_unit_test(an_answer_that_finds_no_memory_ends_its_request),
         cmocka_unit_test(only_ids_of_16384_tokens_are_charged_before_they_come),
+        cmocka_unit_test(a_complete_stream_ends_although_its_share_is_full),
+        cmocka_unit_test(what_the_end_repeats_is_charged),
+        cmocka_unit_test(what_a_failed_response_repeats_is_charged),
         cmocka_unit_test(a_stream_that_lacks_a_token_ends_with_an_error),
     };
     return cmocka_run_group_tests(tests, start, NULL);
