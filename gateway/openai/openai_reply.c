@@ -89,12 +89,12 @@ void openai_reply_drop(struct openai_reply *r)
 {
     for (unsigned i = 0; i < r->n; i++)
         choice_done(&r->choices[i]);
+    output_parser_out_done(&r->out);
 }
 
 void openai_reply_done(struct openai_reply *r)
 {
     openai_reply_drop(r);
-    output_parser_out_done(&r->out);
     free(r->choices);
     free(r->head);
     tool_types_free(r->types);
@@ -110,16 +110,20 @@ size_t openai_reply_kept_bytes(const struct openai_reply *r)
 size_t openai_reply_end_bytes(const struct openai_reply *r)
 {
     bool repeats = !r->stream || r->writer == &responses_writer;
-    return repeats ? r->collected_bytes + (r->echoed ? strlen(r->echoed) : 0) : 0;
+    size_t n_echoed = r->echoed ? strlen(r->echoed) : 0;
+    return repeats ? r->collected_bytes - r->out_bytes + n_echoed : 0;
 }
 
-/* Updates the count after a change of the choice. */
+/* Updates the count after a change of the choice and of `out`. */
 static void count_collected(struct openai_reply *r, struct openai_choice *c)
 {
-    size_t n = c->text.cap + c->reasoning.cap + c->items.cap + c->n_prompt +
+    size_t n = c->text.cap + c->reasoning.cap + c->items.cap + c->stop.cap + c->n_prompt +
                openai_logprobs_bytes(&c->logprobs) + output_parser_bytes(&c->parser);
+    size_t n_out = r->out.reasoning.cap + r->out.content.cap;
     r->collected_bytes += n - c->collected_bytes; // may wrap around zero on the way
+    r->collected_bytes += n_out - r->out_bytes;
     c->collected_bytes = n;
+    r->out_bytes = n_out;
 }
 
 /* After a change of the choice: records what is lost of it, and counts its memory. */

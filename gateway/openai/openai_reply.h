@@ -72,7 +72,8 @@ struct openai_reply {
     char *head; // `{"id":...,"object":...,"created":...,"model":...,` of every object
     struct openai_choice *choices;
     unsigned n, n_each;     // choices of all prompts, and of each prompt; grouped by prompt
-    size_t collected_bytes; // memory of what is collected of the choices
+    size_t out_bytes;       // memory of `out`
+    size_t collected_bytes; // memory of what is collected of the choices, and of `out`
     uint32_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
     unsigned n_seeds;                      // 0, 1, or 2: the choices have different seeds
     int64_t seed;                          // the last one

@@ -519,6 +519,37 @@ static void a_failed_allocation_is_an_error(void **state)
     assert_true(n >= 3);
 }
 
+/* A call that is none becomes the text of one token. The parsed text of a token is kept once for all
+ * choices. */
+static void the_parsed_text_of_a_token_counts(void **state)
+{
+    (void)state;
+    enum { BYTES = 100000 };
+    struct openai_reply_head h = splitting_head(true);
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b = {0};
+    AUTO(mem_free) char *text = malloc(BYTES + 1);
+    buf_init(&b, 1 << 20);
+    h.n = h.n_each = 2;
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    memset(text, 'x', BYTES);
+    text[BYTES] = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        openai_reply_started(&r, i, text_of(""), &b);
+        say(&r, i, "<tool_call>{", &b);
+        say(&r, i, text, &b);
+        size_t call = r.collected_bytes;
+        openai_reply_finished(&r, i, "length", text_of(""), text_of(""), &b);
+        assert_true(r.out.content.cap > BYTES);
+        assert_in_range(r.collected_bytes, i ? call : call + r.out.content.cap,
+                        call + r.out.content.cap + 1024);
+    }
+    assert_in_range(r.collected_bytes, r.out.content.cap, 5 * r.out.content.cap);
+    openai_reply_drop(&r);
+    assert_int_equal(r.out.content.cap, 0);
+    openai_reply_done(&r);
+}
+
 /* Sends the event, as a server does, unless it is broken. */
 static void send_event(struct buf *event, struct buf *sent)
 {
@@ -626,6 +657,7 @@ int main(void)
         cmocka_unit_test(prompts_are_counted_once_each),
         cmocka_unit_test(a_part_that_is_too_large_is_an_error),
         cmocka_unit_test(a_failed_allocation_is_an_error),
+        cmocka_unit_test(the_parsed_text_of_a_token_counts),
         cmocka_unit_test(no_answer_lacks_a_part_silently),
         cmocka_unit_test(a_response_that_is_too_large_is_not_completed),
     };

@@ -390,7 +390,7 @@ static void an_answer_counts_until_it_is_sent(void **state)
     size_t request = request_memory_used(server.memory);
     say(x, 0, 1000);
     assert_int_equal(request_memory_used(server.memory), request); // little is free of charge
-    say(x, 1, 40000);
+    say(x, 1, 30000);
     assert_in_range(request_memory_used(server.memory), request, request + 1); // less than a step
     say(x, 1, 30000);
     assert_in_range(request_memory_used(server.memory), request + 65536, request + 131072);
