@@ -27,6 +27,7 @@ struct template_turn {
     struct template_turn *next; // of the same payer
     uint64_t key;               // of payer and template
     int64_t since_us;
+    unsigned retry_s; // after -EBUSY: when its template is tried again, rounded up
 };
 
 /* max: chats that may wait; wait_us: for how long. -ENOMEM. */
