@@ -14,7 +14,7 @@
 /* The memory of an answer is charged in such steps, the begun one not. So short answers are never
  * refused, and 1,024 requests have at most 64 MiB that are not charged. */
 #define ANSWER_STEP (64u << 10)
-/* Bytes of the end of an answer beside what it repeats: names, counts, times. With more it grows. */
+/* Bytes of the end of an answer beside what it repeats: names, counts, times. */
 #define END_SPACE 4096
 /* Bytes of token ids that are charged before a request begins: 16,384 tokens. Few answers are
  * longer, and 1,024 requests then charge 64 MiB of the 256 MiB by default. */

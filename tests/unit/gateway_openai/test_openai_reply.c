@@ -519,8 +519,7 @@ static void a_failed_allocation_is_an_error(void **state)
     assert_true(n >= 3);
 }
 
-/* A call that is none becomes the text of one token. The parsed text of a token is kept once for all
- * choices. */
+/* A failed call becomes the text of one token. The buffer of that text is shared by all choices. */
 static void the_parsed_text_of_a_token_counts(void **state)
 {
     (void)state;
