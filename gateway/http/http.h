@@ -85,7 +85,7 @@ void http_free_body(struct http_request *r);
 /* The API key that the request has sent pays for its memory, not its address. key: a name; keys of
  * one name have one share. Only before the first http_charge(). */
 void http_set_payer(struct http_request *r, const char *key);
-/* Who pays for the memory of the request; after the first charge. */
+/* Who pays for the memory of the request. "": nothing was charged yet, and no key was set. */
 const char *http_payer(const struct http_request *r);
 /* Sets the bytes of memory that the request counts against max_bodies. The release of the last
  * reference sets 0. Errors are those of request_memory_set(), and -ENOMEM. */
@@ -120,7 +120,8 @@ void http_reply(struct http_request *r, int status, const char *type, struct buf
 /* Begins a stream of events (status 200, chunked). Not for HEAD: libmicrohttpd 0.9.75 would send
  * the last chunk, and the client would read it as the next answer. */
 void http_stream(struct http_request *r);
-/* Unread bytes above 64 KiB count as by http_charge(). If they find no memory, the reader is slow.
+/* The buffer of unread bytes counts as by http_charge(), in whole steps of 64 KiB of its capacity.
+ * If it finds no memory, the reader is slow.
  * -EAGAIN: taken, but the reader is slow. Pause until the callback of http_on_drain(), or until
  * http_reader_is_slow() is false.
  * -ECANCELED: the client has disconnected. -ENOBUFS: more than max_unread is unread; the client is

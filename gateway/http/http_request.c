@@ -139,7 +139,9 @@ int http_charge(struct http_request *r, size_t bytes)
     if (bytes == r->counted)
         return 0;
     int rc = r->payer ? 0 : join_as_address(r);
-    return rc < 0 ? rc : request_memory_set(r->s->memory, r->payer, bytes, &r->counted);
+    return rc < 0 ? rc
+                  : request_memory_set_beside(r->s->memory, r->payer, bytes, &r->counted,
+                                              &r->out_counted);
 }
 
 size_t http_charged(const struct http_request *r)

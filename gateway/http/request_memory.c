@@ -104,7 +104,7 @@ static size_t free_bytes(const struct request_memory *m)
     return m->limit - m->used;
 }
 
-/* With the lock. */
+/* With the lock. bytes: that the whole request needs; counted: that it has. */
 static int refuse(const struct request_memory *m, const struct request_memory_client *c,
                   size_t bytes, size_t counted)
 {
@@ -118,7 +118,7 @@ static int refuse(const struct request_memory *m, const struct request_memory_cl
                     "your other requests use %zu KiB of memory, and %zu KiB are left for all "
                     "clients (max_bodies_mib); try again when some have ended",
                     (c->held - counted) >> 10, free_bytes(m) >> 10);
-    return fail(-EAGAIN, "other clients use %zu of %zu KiB of memory for bodies; try again",
+    return fail(-EAGAIN, "other clients use %zu of %zu KiB of memory (max_bodies_mib); try again",
                 (m->used - counted) >> 10, m->limit >> 10);
 }
 
@@ -139,14 +139,25 @@ static void count(struct request_memory *m, struct request_memory_client *c, siz
     *counted = bytes;
 }
 
+static size_t sum(size_t a, size_t b)
+{
+    return a < SIZE_MAX - b ? a + b : SIZE_MAX;
+}
+
 int request_memory_set(struct request_memory *m, struct request_memory_client *c, size_t bytes,
                        size_t *counted)
 {
-    size_t before = *counted;
+    static const size_t nothing;
+    return request_memory_set_beside(m, c, bytes, counted, &nothing);
+}
+
+int request_memory_set_beside(struct request_memory *m, struct request_memory_client *c,
+                              size_t bytes, size_t *counted, const size_t *beside)
+{
     int rc = 0;
     pthread_mutex_lock(&m->mu);
-    if (bytes > before && !in_share(m, c, bytes - before))
-        rc = refuse(m, c, bytes, before);
+    if (bytes > *counted && !in_share(m, c, bytes - *counted))
+        rc = refuse(m, c, sum(bytes, *beside), *counted + *beside);
     if (rc == 0)
         count(m, c, bytes, counted);
     pthread_mutex_unlock(&m->mu);

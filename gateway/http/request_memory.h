@@ -35,6 +35,9 @@ void request_memory_leave(struct request_memory *m, struct request_memory_client
  * -EAGAIN: other clients hold the memory. */
 int request_memory_set(struct request_memory *m, struct request_memory_client *c, size_t bytes,
                        size_t *counted);
+/* The same for a request that also counts `*beside` bytes, which may change meanwhile. */
+int request_memory_set_beside(struct request_memory *m, struct request_memory_client *c,
+                              size_t bytes, size_t *counted, const size_t *beside);
 
 /* Counts more bytes for the ids of an answer that runs. Only the limit binds it, not the share:
  * clients that come later cost it nothing. false: they do not fit, and nothing has changed. */

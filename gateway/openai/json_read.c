@@ -201,7 +201,7 @@ json_t *json_read_parse(const char *s, size_t len, size_t flags, json_error_t *e
     return NULL;
 }
 
-/* Counts the body and its tree. */
+/* Counts the body and its tree. -ENOBUFS: there is too little memory; the fault has the status. */
 static int count_tree(struct json_read *r, size_t len)
 {
     size_t tree = (size_t)r->n_values * JSON_READ_VALUE_BYTES;

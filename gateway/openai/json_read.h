@@ -36,7 +36,7 @@ int json_read_refuse(struct json_read *r, const char *param, const char *format,
 int json_read_no_memory(struct json_read *r);
 
 /* Parses the body, which must be an object. First it checks the shape, and counts the memory of the
- * tree; if there is too little, the fault has status 503 or 413. */
+ * tree. -ENOBUFS: there is too little, and the fault has the status: 413, 429, 503 or 500. */
 int json_read_body(struct json_read *r, const char *body, size_t len, json_t **ret);
 /* Limits the depth and the number of values before a recursive parser sees the text. Many values
  * and keys cost far more time and memory than long ones. name: the field, "" for the body. */

@@ -89,12 +89,12 @@ void openai_reply_drop(struct openai_reply *r)
 {
     for (unsigned i = 0; i < r->n; i++)
         choice_done(&r->choices[i]);
+    output_parser_out_done(&r->out);
 }
 
 void openai_reply_done(struct openai_reply *r)
 {
     openai_reply_drop(r);
-    output_parser_out_done(&r->out);
     free(r->choices);
     free(r->head);
     tool_types_free(r->types);
@@ -107,13 +107,34 @@ size_t openai_reply_kept_bytes(const struct openai_reply *r)
     return tool_types_bytes(r->types) + (r->echoed ? strlen(r->echoed) + 1 : 0);
 }
 
-/* Updates the count after a change of the choice. */
+size_t openai_reply_end_bytes(const struct openai_reply *r)
+{
+    bool repeats = !r->stream || r->writer == &responses_writer;
+    size_t n_echoed = r->echoed ? strlen(r->echoed) : 0;
+    return repeats ? r->collected_bytes - r->out_bytes + n_echoed : 0;
+}
+
+/* Updates the count after a change of the choice and of `out`. */
 static void count_collected(struct openai_reply *r, struct openai_choice *c)
 {
-    size_t n = c->text.cap + c->reasoning.cap + c->items.cap + c->n_prompt +
+    size_t n = c->text.cap + c->reasoning.cap + c->items.cap + c->stop.cap + c->n_prompt +
                openai_logprobs_bytes(&c->logprobs) + output_parser_bytes(&c->parser);
+    size_t n_out = r->out.reasoning.cap + r->out.content.cap;
     r->collected_bytes += n - c->collected_bytes; // may wrap around zero on the way
+    r->collected_bytes += n_out - r->out_bytes;
     c->collected_bytes = n;
+    r->out_bytes = n_out;
+}
+
+/* After a change of the choice: records what is lost of it, and counts its memory. */
+static void choice_changed(struct openai_reply *r, struct openai_choice *c, const struct buf *to)
+{
+    const struct buf *parts[] = {&r->out.reasoning, &r->out.content, &c->text, &c->reasoning,
+                                 &c->items,         &c->stop,        to};
+    for (size_t i = 0; i < ARRAY_LEN(parts); i++)
+        openai_choice_check(c, parts[i]);
+    c->error = c->error ? c->error : openai_logprobs_error(&c->logprobs);
+    count_collected(r, c);
 }
 
 /* A made id has nine characters: Mistral's templates refuse any other length. */
@@ -180,7 +201,7 @@ void openai_reply_started(struct openai_reply *r, unsigned choice, struct openai
         save_prompt(first, prompt);
     c->n_chars += count_chars(prompt);
     r->writer->started(r, choice, prompt, to);
-    count_collected(r, c);
+    choice_changed(r, c, to);
 }
 
 /* Drops hidden reasoning, and calls after the first if only one is allowed. */
@@ -199,8 +220,6 @@ void openai_reply_token(struct openai_reply *r, unsigned choice, const struct op
     bool reasoned = output_parser_reasons(&c->parser);
     output_parser_out_clear(&r->out);
     output_parser_feed(&c->parser, t->text.data, t->text.len, &r->out);
-    if (r->out.content.error) // a part of the answer is lost
-        c->text.error = r->out.content.error;
     drop_unwanted(r, c);
     reasoned |= output_parser_reasons(&c->parser);
     r->completion_tokens++;
@@ -211,7 +230,7 @@ void openai_reply_token(struct openai_reply *r, unsigned choice, const struct op
     r->writer->piece(r, choice, t, to);
     c->n_calls += r->out.calls.n;
     c->n_chars += count_chars(t->text);
-    count_collected(r, c);
+    choice_changed(r, c, to);
 }
 
 void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *reason,
@@ -234,7 +253,7 @@ void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *
         buf_puts(&c->stop, "null");
     r->writer->finished(r, choice, to);
     c->n_calls += r->out.calls.n;
-    count_collected(r, c);
+    choice_changed(r, c, to);
 }
 
 bool openai_reply_complete(const struct openai_reply *r, unsigned prompt)
@@ -247,6 +266,9 @@ bool openai_reply_complete(const struct openai_reply *r, unsigned prompt)
 
 int openai_reply_end(struct openai_reply *r, struct buf *to)
 {
+    for (unsigned i = 0; i < r->n; i++)
+        if (r->choices[i].error)
+            return fail(r->choices[i].error, "a part of choice %u is lost", i);
     return r->writer->end(r, to);
 }
 

@@ -72,7 +72,8 @@ struct openai_reply {
     char *head; // `{"id":...,"object":...,"created":...,"model":...,` of every object
     struct openai_choice *choices;
     unsigned n, n_each;     // choices of all prompts, and of each prompt; grouped by prompt
-    size_t collected_bytes; // memory of what is collected of the choices
+    size_t out_bytes;       // memory of `out`
+    size_t collected_bytes; // memory of what is collected of the choices, and of `out`
     uint32_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
     unsigned n_seeds;                      // 0, 1, or 2: the choices have different seeds
     int64_t seed;                          // the last one
@@ -103,6 +104,8 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *he
 void openai_reply_done(struct openai_reply *r);
 /* Frees what is collected of the choices, after the end. The counts stay. */
 void openai_reply_drop(struct openai_reply *r);
+/* The most bytes that openai_reply_end() repeats: none in streams, except those of responses. */
+size_t openai_reply_end_bytes(const struct openai_reply *r);
 /* The memory that stays of the request while it is answered. */
 size_t openai_reply_kept_bytes(const struct openai_reply *r);
 
@@ -118,7 +121,8 @@ void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *
                            struct openai_text text, struct openai_text stop, struct buf *to);
 /* Whether all choices of the prompt have finished. */
 bool openai_reply_complete(const struct openai_reply *r, unsigned prompt);
-/* Writes the last events, or the whole object. -EMSGSIZE, -ENOMEM: see buf_error(). */
+/* Writes the last events, or the whole object. -EMSGSIZE, -ENOMEM: see buf_error(), of this text or
+ * of an earlier one. A part of the answer is lost then, so a stream needs openai_reply_fail(). */
 int openai_reply_end(struct openai_reply *r, struct buf *to);
 /* Writes the last event of a stream that has begun and cannot continue. */
 void openai_reply_fail(struct openai_reply *r, int status, const char *text, struct buf *to);

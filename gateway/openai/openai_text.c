@@ -132,6 +132,7 @@ static void write_event(const struct openai_reply *r, unsigned choice, const str
     openai_logprobs_init(&l);
     if (r->logprobs && !r->hidden) {
         openai_logprobs_add(&l, r->chat, t, r->choices[choice].n_chars + t->n_held);
+        to->error = to->error ? to->error : openai_logprobs_error(&l);
         openai_logprobs_write(&l, r->chat, to);
     } else {
         buf_puts(to, "null");
@@ -207,13 +208,9 @@ static void write_message(const struct openai_choice *c, struct buf *to)
     buf_puts(to, ",\"refusal\":null}");
 }
 
-static int write_choice(const struct openai_reply *r, unsigned i, struct buf *to)
+static void write_choice(const struct openai_reply *r, unsigned i, struct buf *to)
 {
     const struct openai_choice *c = &r->choices[i];
-    const struct buf *parts[] = {&c->text, &c->reasoning, &c->items};
-    for (size_t k = 0; k < ARRAY_LEN(parts); k++)
-        if (parts[k]->error)
-            return buf_error(parts[k]);
     buf_printf(to, "%s{\"index\":%u,", i ? "," : "", i);
     if (r->chat)
         write_message(c, to);
@@ -226,7 +223,6 @@ static int write_choice(const struct openai_reply *r, unsigned i, struct buf *to
         buf_puts(to, "null");
     buf_printf(to, ",\"finish_reason\":\"%s\",\"stop_reason\":%s}", c->reason,
                c->stop.data ? c->stop.data : "null");
-    return openai_logprobs_error(&c->logprobs);
 }
 
 /* The usage chunk, if the request includes it, then [DONE]. */
@@ -251,11 +247,8 @@ static int write_end(struct openai_reply *r, struct buf *to)
     }
     buf_puts(to, r->head);
     buf_puts(to, "\"choices\":[");
-    for (unsigned i = 0; i < r->n; i++) {
-        int rc = write_choice(r, i, to);
-        if (rc < 0)
-            return rc;
-    }
+    for (unsigned i = 0; i < r->n; i++)
+        write_choice(r, i, to);
     buf_puts(to, "],");
     usage_json_write(r, to);
     buf_puts(to, "}\n");

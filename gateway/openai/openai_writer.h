@@ -12,6 +12,7 @@ struct openai_choice {
     struct buf items;           // JSON, comma separated: calls; of a response: complete items
     unsigned n_calls, n_items;
     struct buf stop;  // the stop string found, as JSON
+    int error;        // a part of the choice is lost: the first reason, of buf_error()
     char reason[16];  // finish reason
     uint32_t n_chars; // of the text so far
     char *prompt;     // (n_prompt) in the first choice of a prompt: the text to echo
@@ -23,6 +24,12 @@ struct openai_choice {
     int open;               // of a response: the kind of the open item
     size_t n_sent_logprobs; // bytes of the open item's logprobs that events have sent
 };
+
+/* Records the error of a buffer that the choice has filled, before it is cleared. */
+static inline void openai_choice_check(struct openai_choice *c, const struct buf *b)
+{
+    c->error = c->error ? c->error : b->error;
+}
 
 /* piece(), finished(): r->out holds the parsed text of the token, or of the end. t: the token, or
  * NULL. failed(): the last event of a stream that cannot continue. */

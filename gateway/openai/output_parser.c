@@ -392,6 +392,8 @@ static void feed_call(struct output_parser *p, char c, struct output_parser_out 
     const struct tool_parser_markers *m = tool_parser_markers(p->rules.format);
     int stage = p->candidate.stage;
     buf_add(&p->call, &c, 1);
+    if (p->call.error)
+        return; // see stop_splitting()
     if (stage == OUTPUT_PARSER_BEFORE)
         expect_begin(p, to);
     else if (stage == OUTPUT_PARSER_THEN)

@@ -135,6 +135,7 @@ static void write_delta(struct openai_reply *r, const char *text, size_t len, st
 
 static void forget_logprobs(struct openai_choice *c)
 {
+    openai_choice_check(c, &c->logprobs.tokens);
     buf_clear(&c->logprobs.tokens);
     c->n_sent_logprobs = 0;
 }
@@ -155,6 +156,7 @@ static void end_item(struct openai_reply *r, const char *status, struct buf *to)
         buf_add(to, c->items.data + from, c->items.len - from);
         event_end(to);
     }
+    openai_choice_check(c, &c->text);
     buf_clear(&c->text);
     if (c->open == MESSAGE)
         forget_logprobs(c);
@@ -328,11 +330,6 @@ static void write_finished(struct openai_reply *r, unsigned choice, struct buf *
 
 static int write_end(struct openai_reply *r, struct buf *to)
 {
-    const struct openai_choice *c = &r->choices[0];
-    if (c->items.error)
-        return buf_error(&c->items);
-    if (c->logprobs.tokens.error)
-        return buf_error(&c->logprobs.tokens);
     response_event(r, status_of(r), status_of(r), NULL, to);
     if (!r->stream) {
         write_response(r, status_of(r), NULL, to);

@@ -128,7 +128,8 @@ void access_log_refused(const struct access_log *c, struct http_request *r,
              log_unquoted(fault->text, why, sizeof(why)));
 }
 
-static const char *which(const char *from, const char *to)
+/* "the same", "another": the verifier `to`, compared with `from`. */
+static const char *same_or_another(const char *from, const char *to)
 {
     return strcmp(from, to) == 0 ? "the same" : "another";
 }
@@ -137,7 +138,7 @@ void access_log_retried(const struct access_log *c, struct http_request *r, cons
                         const char *to, const char *why)
 {
     metrics_add(metrics.retried, 1);
-    log_info("request retried on %s verifier id=%s%s from=%s to=%s: %s", which(from, to),
+    log_info("request retried on %s verifier id=%s%s from=%s to=%s: %s", same_or_another(from, to),
              http_id(r), ids_text(c, r).text, from, to, why);
 }
 
@@ -145,8 +146,8 @@ void access_log_resumed(const struct access_log *c, struct http_request *r, cons
                         const char *to, const char *why)
 {
     metrics_add(metrics.resumed, 1);
-    log_info("answer resumed on %s verifier id=%s%s from=%s to=%s: %s", which(from, to), http_id(r),
-             ids_text(c, r).text, from, to, why);
+    log_info("answer resumed on %s verifier id=%s%s from=%s to=%s: %s", same_or_another(from, to),
+             http_id(r), ids_text(c, r).text, from, to, why);
 }
 
 void access_log_lost_ids(void)

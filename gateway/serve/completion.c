@@ -14,6 +14,8 @@
 /* The memory of an answer is charged in such steps, the begun one not. So short answers are never
  * refused, and 1,024 requests have at most 64 MiB that are not charged. */
 #define ANSWER_STEP (64u << 10)
+/* Bytes of the end of an answer beside what it repeats: names, counts, times. */
+#define END_SPACE 4096
 /* Bytes of token ids that are charged before a request begins: 16,384 tokens. Few answers are
  * longer, and 1,024 requests then charge 64 MiB of the 256 MiB by default. */
 #define RESERVED_MAX (64u << 10)
@@ -77,19 +79,22 @@ static int charge_answer(struct completion *x, size_t bytes)
 
 void completion_fail(struct completion *x, int status, const char *text, const char *param)
 {
+    struct buf event;
     release_verifier(x);
+    buf_init(&event, ANSWER_MAX);
+    if (x->refused_status)
+        openai_reply_drop(&x->reply); // there is no memory to repeat it
+    if (x->streaming)
+        openai_reply_fail(&x->reply, status, text, &event); // of a response: repeats its items
+    openai_reply_drop(&x->reply);
+    charge_answer(x, 0); // the event takes its place
     if (x->streaming) {
-        struct buf event;
-        buf_init(&event, ANSWER_MAX); // that of a response repeats what is complete
-        openai_reply_fail(&x->reply, status, text, &event);
         http_write(x->http, event.data, event.len);
         http_end(x->http);
-        buf_done(&event);
     } else {
         answer_error(x->http, status, text, param);
     }
-    openai_reply_drop(&x->reply);
-    charge_answer(x, 0);
+    buf_done(&event);
     log_end(x, status);
 }
 
@@ -164,7 +169,8 @@ static void pause_calls(struct completion *x)
 
 static void flush_events(struct completion *x, struct buf *to)
 {
-    int rc = x->streaming && to->len ? http_write(x->http, to->data, to->len) : 0;
+    bool whole = to->len && !to->error; // after an error openai_reply_end() reports it
+    int rc = x->streaming && whole ? http_write(x->http, to->data, to->len) : 0;
     if (rc == -EAGAIN)
         pause_calls(x);
     else if (rc == -ENOBUFS)
@@ -268,42 +274,41 @@ static void on_lost_ids(struct upstream_call *a)
     access_log_lost_ids();
 }
 
-/* Charges the object beside what is collected for it. A short answer costs nothing. */
-static int charge_end(struct completion *x)
+/* Charges the end of the answer beside what is collected for it. A short end costs nothing. */
+static int charge_end(struct completion *x, size_t bytes)
 {
-    size_t collected = x->reply.collected_bytes;
-    return collected < ANSWER_STEP ? 0 : charge_answer(x, 2 * collected);
+    return bytes < ANSWER_STEP ? 0 : charge_answer(x, x->reply.collected_bytes + bytes);
 }
 
-/* Writes the end of the answer, or the whole. Frees the collected text: a slow reader would
- * keep both for long. */
-static int write_end(struct completion *x, struct buf *to)
+/* Writes the end of the answer, or the whole, in one allocation: growth would need three times the
+ * bytes. Frees the collected text: a slow reader would keep both for long. Returns 0, or the HTTP
+ * status of the error, whose text *ret_why is. */
+static int write_end(struct completion *x, struct buf *to, const char **ret_why)
 {
-    size_t collected = x->reply.collected_bytes;
-    if (collected >= ANSWER_STEP) // one allocation; growth would need three times the bytes
-        buf_reserve(to, collected < to->max ? collected : to->max);
-    int rc = openai_reply_end(&x->reply, to);
+    size_t bytes = openai_reply_end_bytes(&x->reply) + END_SPACE;
+    int refused = charge_end(x, bytes), rc = 0;
+    if (!refused) {
+        buf_reserve(to, bytes < to->max ? bytes : to->max);
+        rc = openai_reply_end(&x->reply, to);
+    }
     openai_reply_drop(&x->reply);
-    charge_answer(x, rc < 0 || x->streaming ? 0 : to->len); // not more than before
-    return rc;
+    if (!refused && !rc)
+        refused = charge_answer(x, x->streaming ? 0 : to->cap);
+    *ret_why = refused         ? fail_text()
+               : rc == -ENOMEM ? "no memory for the answer"
+                               : "the answer is too large: at most 64 MiB for a choice, 256 MiB "
+                                 "for all";
+    return refused ? answer_charge_status(refused) : rc ? 500 : 0;
 }
 
 static void end_complete(struct completion *x)
 {
     struct buf to;
-    int rc = charge_end(x);
-    if (rc < 0) {
-        completion_fail(x, answer_charge_status(rc), fail_text(), "");
-        return;
-    }
+    const char *why;
     buf_init(&to, ANSWER_MAX);
-    rc = write_end(x, &to);
-    if (rc < 0) {
-        completion_fail(
-            x, 500,
-            rc == -ENOMEM ? "no memory for the answer"
-                          : "the answer is too large: at most 64 MiB for a choice, 256 MiB for all",
-            "");
+    int status = write_end(x, &to, &why);
+    if (status) {
+        completion_fail(x, status, why, "");
     } else if (x->streaming) {
         http_write(x->http, to.data, to.len);
         http_end(x->http);

@@ -103,7 +103,7 @@ static int template_status(int err)
     }
 }
 
-static void on_rendered(void *user, int err, const char *text, size_t len)
+static void on_rendered(void *user, int err, unsigned retry_s, const char *text, size_t len)
 {
     struct completion *x = user;
     if (err == 0 && completion_is_live(x)) {
@@ -112,6 +112,8 @@ static void on_rendered(void *user, int err, const char *text, size_t len)
     }
     char why[FAIL_TEXT_MAX];
     snprintf(why, sizeof(why), err == -EINVAL ? "chat template: %.*s" : "%.*s", (int)len, text);
+    if (err == -EBUSY)
+        rate_headers_retry(x->http, retry_s);
     if (err)
         completion_fail(x, template_status(err), why, err == -EINVAL ? "messages" : "");
     completion_unref(x);

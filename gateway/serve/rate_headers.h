@@ -12,7 +12,7 @@
 
 /* Adds the fields of each limit that the key has. Once per answer. */
 void rate_headers_add(struct http_request *r, const struct auth_levels *levels);
-/* Adds Retry-After, for status 429. */
+/* Adds Retry-After, for status 429 or 503. */
 void rate_headers_retry(struct http_request *r, unsigned retry_s);
 /* us >= 0, rounded up to milliseconds. Returns ret. */
 const char *rate_headers_duration(int64_t us, char ret[RATE_HEADERS_DURATION]);

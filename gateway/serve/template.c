@@ -179,7 +179,7 @@ static int worker_ready(struct worker *w)
 
 static void done_error(const struct job *j, int err, const char *text)
 {
-    j->done(j->user, err, text, strlen(text));
+    j->done(j->user, err, j->turn.retry_s, text, strlen(text));
 }
 
 /* Calls done() with the reply. -EPROTO: the reply is malformed, done() was not called. */
@@ -188,7 +188,7 @@ static int deliver_reply(const struct job *j, const struct buf *line)
     struct template_reply reply;
     int rc = template_reply_parse(line, &reply);
     if (rc == 0)
-        j->done(j->user, reply.is_error ? -EINVAL : 0, reply.text, reply.len);
+        j->done(j->user, reply.is_error ? -EINVAL : 0, 0, reply.text, reply.len);
     template_reply_done(&reply);
     return rc;
 }

@@ -32,9 +32,9 @@ DEFINE_AUTO(struct template, template_free)
  * -EINVAL: raised by the template, or caused by it.
  * -EIO: no helper could be started.
  * -ETIMEDOUT: no turn in time.
- * -EBUSY: the template is in a pause.
+ * -EBUSY: the template is in a pause, which ends in retry_s.
  * -ECANCELED: template_stop(). */
-typedef void template_done(void *user, int err, const char *text, size_t len);
+typedef void template_done(void *user, int err, unsigned retry_s, const char *text, size_t len);
 
 /* payer: whose turn it takes; vars: a JSON object, the variables of the template; now: for
  * strftime_now(), -1: the current time.

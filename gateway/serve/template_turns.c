@@ -170,16 +170,19 @@ static struct template_turn *take_from(struct template_turns *t, struct payer **
 static int judge(struct template_turns *t, struct template_turn *turn, struct failing *f,
                  int64_t now_us)
 {
+    int64_t left_us = f ? f->until_us - now_us : 0;
     if (now_us - turn->since_us > t->wait_us)
         return fail(-ETIMEDOUT,
                     "the chat has waited for its template for the longest time allowed, %g s; try "
                     "again later",
                     (double)t->wait_us / 1e6);
-    if (f && now_us < f->until_us)
+    if (left_us > 0) {
+        turn->retry_s = (unsigned)((left_us + 999999) / 1000000);
         return fail(-EBUSY,
                     "the chat template took too long or failed %u times in a row; it is tried "
                     "again in %.1f s",
-                    f->n, (double)(f->until_us - now_us) / 1e6);
+                    f->n, (double)left_us / 1e6);
+    }
     if (f)
         f->runs = turn->probes = true;
     return 0;

@@ -28,6 +28,7 @@ struct template_turn {
     uint64_t key;               // of payer and template
     int64_t since_us;
     bool probes; // its template has failed, and no other chat of it begins meanwhile
+    unsigned retry_s; // after -EBUSY: when its template is tried again, rounded up
 };
 
 /* max: chats that may wait; wait_us: for how long. -ENOMEM. */

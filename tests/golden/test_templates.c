@@ -22,9 +22,10 @@ struct outcome {
     char *text;
 };
 
-static void keep(void *user, int err, const char *text, size_t len)
+static void keep(void *user, int err, unsigned retry_s, const char *text, size_t len)
 {
     struct outcome *o = user;
+    (void)retry_s;
     pthread_mutex_lock(&o->mu);
     o->err = err;
     o->text = strndup(text, len);

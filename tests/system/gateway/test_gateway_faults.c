@@ -312,6 +312,35 @@ static void a_hostile_template_fails_only_its_requests_with_400(void **state)
                       "chat template: no user");
 }
 
+/* The second pause of a template takes 2 s. */
+static void a_paused_template_says_when_it_is_tried_again(void **state)
+{
+    (void)state;
+    const char *more[] = {"--template-timeout", "0.05", NULL};
+    double left_s = 0;
+    unsigned at;
+    fake_verifier_template(stage.verifier, "{% for a in range(99999) %}{% for b in range(99999) %}"
+                                           "{% endfor %}{% endfor %}");
+    struct child s = gateway_start(stage.address, more, &at);
+    while (left_s <= 1) {
+        struct http_answer a =
+            http_call(at, "POST", "/v1/chat/completions",
+                      "{\"messages\":[{\"role\":\"user\",\"content\":\"say 1\"}]}");
+        const char *left = strstr(a.body, "tried again in ");
+        left_s = left ? strtod(left + strlen("tried again in "), NULL) : 0;
+        assert_int_equal(a.status, left ? 503 : 400);
+        if (left) {
+            double retry_s =
+                strtod(strstr(a.head, "Retry-After: ") + strlen("Retry-After: "), NULL);
+            assert_true(retry_s > left_s - 0.06 && retry_s < left_s + 1.06); // text: rounded to 0.1
+        }
+        http_answer_done(&a);
+    }
+    child_stop(&s);
+    fake_verifier_template(stage.verifier, FAKE_TEMPLATE);
+    assert_true(stage_becomes(template_is, true));
+}
+
 static void a_chat_with_a_model_without_a_template_is_a_400(void **state)
 {
     (void)state;
@@ -341,6 +370,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_killed_verifier_ends_streams_and_comes_back),
         cmocka_unit_test(a_verifier_of_another_version_is_refused_until_it_matches),
         cmocka_unit_test(a_hostile_template_fails_only_its_requests_with_400),
+        cmocka_unit_test(a_paused_template_says_when_it_is_tried_again),
         cmocka_unit_test(a_chat_with_a_model_without_a_template_is_a_400),
     };
     return cmocka_run_group_tests(tests, open_stage, stage_close);

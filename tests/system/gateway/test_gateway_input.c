@@ -194,7 +194,7 @@ static void bodies_over_the_common_limit_are_503(void **state)
     struct http_client second = open_completion(2, at, "{\"prompt\":\"say 1\"}", 700000, 0);
     struct http_answer a = read_and_close(&second);
     assert_non_null(strstr(a.head, "Retry-After: 1"));
-    is_error(a, 503, NULL, "of 2048 KiB of memory for bodies; try again");
+    is_error(a, 503, NULL, "of 2048 KiB of memory (max_bodies_mib); try again");
     http_client_send(&first, " ", 1);
     a = read_and_close(&first);
     assert_int_equal(a.status, 200);

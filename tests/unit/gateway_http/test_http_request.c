@@ -611,6 +611,24 @@ static void a_stream_that_finds_no_memory_pauses_until_it_is_read(void **state)
     request_memory_leave(server.memory, other);
 }
 
+/* The only request of its client: others hold the memory, or it alone needs too much. */
+static void unread_bytes_are_no_other_request(void **state)
+{
+    (void)state;
+    static char data[200000], got[200000];
+    struct request_memory_client *other = request_memory_join(server.memory, "other");
+    size_t counted = 0;
+    begin_stream();
+    assert_int_equal(http_write(r, data, sizeof(data)), -EAGAIN);
+    assert_int_equal(request_memory_set(server.memory, other, 400000, &counted), 0);
+    assert_int_equal(http_charge(r, 250000), -EAGAIN);
+    assert_int_equal(http_charge(r, 330000), -EMSGSIZE);
+    assert_int_equal(request_memory_set(server.memory, other, 0, &counted), 0);
+    assert_int_equal(http_charge(r, 250000), 0);
+    assert_int_equal(reads(got, sizeof(got)), sizeof(data));
+    request_memory_leave(server.memory, other);
+}
+
 static void without_a_key_the_address_pays(void **state)
 {
     (void)state;
@@ -666,6 +684,7 @@ int main(void)
         CASE(memory_is_charged_to_the_payer),
         CASE(unread_bytes_of_a_stream_count_until_they_are_read),
         CASE(a_stream_that_finds_no_memory_pauses_until_it_is_read),
+        CASE(unread_bytes_are_no_other_request),
         CASE(without_a_key_the_address_pays),
         CASE(a_charge_without_memory_is_an_error),
     };

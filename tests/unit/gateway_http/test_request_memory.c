@@ -92,6 +92,32 @@ static void a_running_answer_may_exceed_the_share(void **state)
     request_memory_leave(m, b);
 }
 
+/* A stream counts its unread bytes beside the request. Both together are one request. */
+static void a_request_that_counts_twice_is_no_other_request(void **state)
+{
+    (void)state;
+    AUTO(request_memory_free) struct request_memory *m = memory();
+    struct request_memory_client *a = request_memory_join(m, "a"), *b = request_memory_join(m, "b");
+    size_t request = 0, unread = 0, other = 0, of_b = 0;
+    assert_int_equal(request_memory_set(m, b, 28 * MIB, &of_b), 0);
+    assert_int_equal(request_memory_set(m, a, 8 * MIB, &unread), 0);
+    assert_int_equal(request_memory_set_beside(m, a, 11 * MIB, &request, &unread), -EAGAIN);
+    assert_non_null(strstr(fail_text(), "other clients use 28672 of 65536 KiB of memory"));
+    assert_int_equal(request_memory_set_beside(m, a, 24 * MIB, &request, &unread), -EAGAIN);
+    assert_int_equal(request_memory_set_beside(m, a, 24 * MIB + 1, &request, &unread), -EMSGSIZE);
+    assert_int_equal(request_memory_set_beside(m, a, SIZE_MAX, &request, &unread), -EMSGSIZE);
+    assert_int_equal(request_memory_set_beside(m, a, 9 * MIB, &request, &unread), 0);
+    assert_int_equal(request_memory_set(m, a, MIB / 4, &other), 0);
+    assert_int_equal(request_memory_set_beside(m, a, 11 * MIB, &request, &unread), -EDQUOT);
+    assert_non_null(strstr(fail_text(), "your other requests use 256 KiB of memory"));
+    assert_int_equal(request_memory_set(m, a, 0, &request), 0);
+    assert_int_equal(request_memory_set(m, a, 0, &unread), 0);
+    assert_int_equal(request_memory_set(m, a, 0, &other), 0);
+    assert_int_equal(request_memory_set(m, b, 0, &of_b), 0);
+    request_memory_leave(m, a);
+    request_memory_leave(m, b);
+}
+
 static void a_name_is_one_client(void **state)
 {
     (void)state;
@@ -187,6 +213,7 @@ int main(void)
         cmocka_unit_test(one_client_gets_half),
         cmocka_unit_test(no_number_of_clients_takes_all),
         cmocka_unit_test(a_running_answer_may_exceed_the_share),
+        cmocka_unit_test(a_request_that_counts_twice_is_no_other_request),
         cmocka_unit_test(a_name_is_one_client),
         cmocka_unit_test(thousands_of_clients_come_and_go),
         cmocka_unit_test(shares_are_exact),

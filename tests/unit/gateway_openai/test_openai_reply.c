@@ -484,7 +484,6 @@ static void a_part_that_is_too_large_is_an_error(void **state)
         h.logprobs = part >= 3;
         assert_int_equal(openai_reply_init(&r, &h), 0);
         say(&r, 0, "x", &b);
-        finish(&r, 0, &b);
         struct openai_choice *c = r.choices;
         struct buf *parts[] = {&c->text,
                                &c->reasoning,
@@ -494,6 +493,7 @@ static void a_part_that_is_too_large_is_an_error(void **state)
                                &c->logprobs.tops,
                                &c->logprobs.offsets};
         parts[part]->error = -EMSGSIZE;
+        finish(&r, 0, &b);
         assert_int_equal(openai_reply_end(&r, &b), -EMSGSIZE);
         openai_reply_done(&r);
     }
@@ -519,6 +519,123 @@ static void a_failed_allocation_is_an_error(void **state)
     assert_true(n >= 3);
 }
 
+/* A failed call becomes the text of one token. The buffer of that text is shared by all choices. */
+static void the_parsed_text_of_a_token_counts(void **state)
+{
+    (void)state;
+    enum { BYTES = 100000 };
+    struct openai_reply_head h = splitting_head(true);
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b = {0};
+    AUTO(mem_free) char *text = malloc(BYTES + 1);
+    buf_init(&b, 1 << 20);
+    h.n = h.n_each = 2;
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    memset(text, 'x', BYTES);
+    text[BYTES] = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        openai_reply_started(&r, i, text_of(""), &b);
+        say(&r, i, "<tool_call>{", &b);
+        say(&r, i, text, &b);
+        size_t call = r.collected_bytes;
+        openai_reply_finished(&r, i, "length", text_of(""), text_of(""), &b);
+        assert_true(r.out.content.cap > BYTES);
+        assert_in_range(r.collected_bytes, i ? call : call + r.out.content.cap,
+                        call + r.out.content.cap + 1024);
+    }
+    assert_in_range(r.collected_bytes, r.out.content.cap, 5 * r.out.content.cap);
+    openai_reply_drop(&r);
+    assert_int_equal(r.out.content.cap, 0);
+    openai_reply_done(&r);
+}
+
+/* Sends the event, as a server does, unless it is broken. */
+static void send_event(struct buf *event, struct buf *sent)
+{
+    if (!event->error)
+        buf_add(sent, event->data, event->len);
+    buf_clear(event);
+}
+
+/* The answer to a request of this kind when the n-th allocation fails; 0: none. Returns the error
+ * of its end. */
+static int answer_without(unsigned n, enum openai_kind kind, bool stream, struct buf *sent)
+{
+    static char words[400];
+    const char *const tokens[] = {"<think>a", words, "b</think>\n", words, "c", "<tool_ca"};
+    struct openai_reply_head h = splitting_head(stream);
+    struct openai_reply r;
+    struct buf event;
+    memset(words, 'w', sizeof(words) - 1);
+    buf_clear(sent);
+    buf_init(&event, 1 << 20);
+    h.kind = kind;
+    h.logprobs = true;
+    if (kind == OPENAI_RESPONSES)
+        h.echoed = strdup("\"a\":1");
+    if (kind == OPENAI_COMPLETION)
+        h.rules = (struct output_parser_rules){0};
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    failing_at(n);
+    openai_reply_started(&r, 0, text_of(""), &event);
+    send_event(&event, sent);
+    for (size_t i = 0; i < ARRAY_LEN(tokens); i++) {
+        say(&r, 0, tokens[i], &event);
+        send_event(&event, sent);
+    }
+    finish(&r, 0, &event);
+    send_event(&event, sent);
+    int rc = openai_reply_end(&r, &event);
+    send_event(&event, sent);
+    buf_done(&event);
+    openai_reply_done(&r);
+    return rc;
+}
+
+static void no_answer_lacks_a_part_silently(void **state)
+{
+    (void)state;
+    static const enum openai_kind kinds[] = {OPENAI_CHAT, OPENAI_COMPLETION, OPENAI_RESPONSES};
+    AUTO(buf_done) struct buf want = {0}, got = {0};
+    buf_init(&want, 1 << 20);
+    buf_init(&got, 1 << 20);
+    buf_reserve(&got, 1 << 16);
+    for (unsigned i = 0; i < 2 * ARRAY_LEN(kinds); i++) {
+        unsigned n = 0;
+        bool failed = true;
+        assert_int_equal(answer_without(0, kinds[i / 2], i % 2, &want), 0);
+        while (failed) {
+            int rc = answer_without(++n, kinds[i / 2], i % 2, &got);
+            failed = failing_has_failed();
+            if (rc != (failed ? -ENOMEM : 0) && strcmp(got.data, want.data) != 0)
+                fail_msg("kind %d stream %u allocation %u: %d\n%s", (int)kinds[i / 2], i % 2, n, rc,
+                         got.data);
+        }
+        assert_true(n > 4);
+    }
+}
+
+/* The text of a response over its limit; an item ends after it. */
+static void a_response_that_is_too_large_is_not_completed(void **state)
+{
+    (void)state;
+    for (int stream = 0; stream < 2; stream++) {
+        struct openai_reply_head h = splitting_head(stream);
+        struct openai_reply r;
+        AUTO(buf_done) struct buf b = {0};
+        buf_init(&b, 1 << 20);
+        h.kind = OPENAI_RESPONSES;
+        h.echoed = strdup("\"a\":1");
+        assert_int_equal(openai_reply_init(&r, &h), 0);
+        r.choices[0].text.max = 10;
+        say(&r, 0, "<think>far too long", &b);
+        say(&r, 0, "</think>short", &b);
+        finish(&r, 0, &b);
+        assert_int_equal(openai_reply_end(&r, &b), -EMSGSIZE);
+        openai_reply_done(&r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -539,6 +656,9 @@ int main(void)
         cmocka_unit_test(prompts_are_counted_once_each),
         cmocka_unit_test(a_part_that_is_too_large_is_an_error),
         cmocka_unit_test(a_failed_allocation_is_an_error),
+        cmocka_unit_test(the_parsed_text_of_a_token_counts),
+        cmocka_unit_test(no_answer_lacks_a_part_silently),
+        cmocka_unit_test(a_response_that_is_too_large_is_not_completed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -674,6 +674,28 @@ static void a_failed_allocation_makes_no_call(void **state)
     }
 }
 
+/* The last byte of this candidate shows that it is no call, and the candidate grows for it. */
+static void a_failed_allocation_loses_no_byte_silently(void **state)
+{
+    (void)state;
+    char text[257];
+    snprintf(text, sizeof(text), "<tool_call>%244sx", "");
+    for (unsigned n = 1, failed = true; failed; n++) {
+        const struct output_parser_rules r = {.format = TOOLS_HERMES};
+        struct output_parser p;
+        struct output_parser_out o;
+        output_parser_init(&p, &r);
+        output_parser_out_init(&o);
+        failing_at(n);
+        output_parser_feed(&p, text, strlen(text), &o);
+        output_parser_end(&p, &o);
+        failed = failing_has_failed();
+        assert_true(failed ? o.content.error != 0 : o.content.len == strlen(text));
+        output_parser_out_done(&o);
+        output_parser_done(&p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -705,6 +727,7 @@ int main(void)
         cmocka_unit_test(white_space_is_held_back_up_to_a_limit),
         cmocka_unit_test(sixteen_ends_of_a_call_are_tried),
         cmocka_unit_test(a_failed_allocation_makes_no_call),
+        cmocka_unit_test(a_failed_allocation_loses_no_byte_silently),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

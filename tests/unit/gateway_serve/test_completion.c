@@ -8,6 +8,7 @@
 #include "gateway/serve/completion.h"
 #include "gateway/http/http_request.h"
 #include "gateway/upstream/upstream_impl.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
 #define N_PROMPTS 5
@@ -61,29 +62,35 @@ int __wrap_pthread_mutex_unlock(pthread_mutex_t *mu)
 }
 
 /* A request in the state in which completions.c calls completion_send(). */
-static struct completion *generation_of(struct completions *g, struct http_request *http,
-                                        unsigned max_running)
+static struct completion *generation_as(struct completions *g, struct http_request *http,
+                                        unsigned max_running, const struct openai_reply_head *head)
 {
     static Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT;
     static const struct upstream_model model = {.info = &info};
     static const struct output_parser_rules rules;
-    struct openai_reply_head head = {
-        .kind = OPENAI_COMPLETION, .id = "r1", .n = N_PROMPTS, .n_each = 1};
     struct completion *x = calloc(1, sizeof(*x));
     *x = (struct completion){.g = g, .http = http_ref(http), .model = &model};
-    x->log.kind = OPENAI_COMPLETION;
-    x->q = (struct openai_request){.kind = OPENAI_COMPLETION,
-                                   .prompts = calloc(N_PROMPTS, sizeof(*x->q.prompts)),
-                                   .n_prompts = N_PROMPTS,
+    x->log.kind = head->kind;
+    x->q = (struct openai_request){.kind = head->kind,
+                                   .prompts = calloc(head->n, sizeof(*x->q.prompts)),
+                                   .n_prompts = head->n,
                                    .max_running = max_running};
     atomic_init(&x->n_refs, 1);
     pthread_mutex_init(&x->mu, NULL);
     pthread_mutex_init(&x->answer_mu, NULL);
     g->all = x;
-    assert_int_equal(openai_reply_init(&x->reply, &head), 0);
+    assert_int_equal(openai_reply_init(&x->reply, head), 0);
     assert_int_equal(completion_prepare(x, &rules), 0);
     x->model = NULL; // not to be freed
     return x;
+}
+
+static struct completion *generation_of(struct completions *g, struct http_request *http,
+                                        unsigned max_running)
+{
+    static const struct openai_reply_head head = {
+        .kind = OPENAI_COMPLETION, .id = "r1", .n = N_PROMPTS, .n_each = 1};
+    return generation_as(g, http, max_running, &head);
 }
 
 /* The status of the answer if calls end after `after` releases of the lock. */
@@ -316,20 +323,26 @@ static void ids_are_reserved_if_the_answer_may_be_continued(void **state)
 
 /* ---- memory for answers ---- */
 
-/* The call's verifier sends a token of n bytes. */
-static void say(struct completion *x, unsigned call, size_t n)
+/* The call's verifier sends a token. */
+static void say_text(struct completion *x, unsigned call, const char *text, size_t n)
 {
     Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
     Tandem__V1__TokenRun run = TANDEM__V1__TOKEN_RUN__INIT;
     Tandem__V1__Token token = TANDEM__V1__TOKEN__INIT, *tokens[] = {&token};
-    AUTO(mem_free) char *text = malloc(n);
-    memset(text, 'a', n);
     token.text = (ProtobufCBinaryData){n, (uint8_t *)text};
     run.tokens = tokens;
     run.n_tokens = 1;
     e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_RUN;
     e.run = &run;
     x->calls[call].events->on_event(&x->calls[call], &e);
+}
+
+/* ... of n bytes. */
+static void say(struct completion *x, unsigned call, size_t n)
+{
+    AUTO(mem_free) char *text = malloc(n);
+    memset(text, 'a', n);
+    say_text(x, call, text, n);
 }
 
 /* A request whose calls run. The other requests of its client take `others` bytes. */
@@ -377,7 +390,7 @@ static void an_answer_counts_until_it_is_sent(void **state)
     size_t request = request_memory_used(server.memory);
     say(x, 0, 1000);
     assert_int_equal(request_memory_used(server.memory), request); // little is free of charge
-    say(x, 1, 40000);
+    say(x, 1, 30000);
     assert_in_range(request_memory_used(server.memory), request, request + 1); // less than a step
     say(x, 1, 30000);
     assert_in_range(request_memory_used(server.memory), request + 65536, request + 131072);
@@ -421,6 +434,187 @@ static void an_answer_that_finds_no_memory_ends_its_request(void **state)
         assert_int_equal(request_memory_set(server.memory, n, 0, &of_neighbour), 0);
         request_memory_leave(server.memory, n);
         end_running(x, v[i].others, &counted, v[i].status);
+    }
+}
+
+/* ---- streams ---- */
+
+/* A stream of this kind that nobody reads, and whose call runs. The other requests of its client
+ * take `others` bytes. */
+static struct completion *streaming(struct completions *g, struct http_server *server,
+                                    enum openai_kind kind, size_t others, size_t *counted)
+{
+    struct openai_reply_head head = {.kind = kind,
+                                     .stream = true,
+                                     .rules.format = TOOLS_HERMES,
+                                     .id = "r1",
+                                     .n = 1,
+                                     .n_each = 1};
+    struct http_request *http = calloc(1, sizeof(*http));
+    server->o.max_unread = 1 << 30;
+    *http = (struct http_request){.s = server};
+    atomic_init(&http->n_refs, 1);
+    pthread_mutex_init(&http->mu, NULL);
+    assert_int_equal(request_memory_new(4 * MEMORY, &server->memory), 0);
+    http_set_payer(http, "writer");
+    assert_true(request_memory_grow(server->memory, http->payer, others, counted));
+    head.echoed = kind == OPENAI_RESPONSES ? strdup("\"a\":1") : NULL;
+    struct completion *x = generation_as(g, http, 1, &head);
+    assert_int_equal(completion_charge(x), 0);
+    played.n = played.n_ended = played.most = 0;
+    played.after = 1000;
+    completion_send(x);
+    Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
+    Tandem__V1__Started started = TANDEM__V1__STARTED__INIT;
+    e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_STARTED;
+    e.started = &started;
+    x->calls[0].events->on_event(&x->calls[0], &e);
+    return x;
+}
+
+static void end_streaming(struct http_request *http, size_t *counted)
+{
+    struct http_server *server = http->s;
+    assert_int_equal(request_memory_set(server->memory, http->payer, 0, counted), 0);
+    http_unref(http);
+    assert_int_equal(request_memory_used(server->memory), 0);
+    request_memory_free(server->memory);
+}
+
+static bool has_sent(const struct http_request *http, const char *part)
+{
+    return memmem(http->out.data, http->out.len, part, strlen(part)) != NULL;
+}
+
+/* Whether each event that was sent is whole. */
+static bool events_are_whole(const struct http_request *http)
+{
+    unsigned n_begun = 0, n_ended = 0;
+    for (char *at = http->out.data; (at = strstr(at, "data: ")); at++)
+        n_begun++;
+    for (char *at = http->out.data; (at = strstr(at, "}\n\n")); at++)
+        n_ended++;
+    return n_begun == n_ended + has_sent(http, "[DONE]");
+}
+
+static void a_stream_that_lacks_a_token_ends_with_an_error(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    bool failed = true;
+    (void)state;
+    for (unsigned n = 2; failed; n++) { // the first one is say()'s
+        struct http_server server = {0};
+        size_t counted = 0;
+        struct completion *x = streaming(&g, &server, OPENAI_CHAT, 0, &counted);
+        struct http_request *http = x->http;
+        buf_reserve(&http->out, 1 << 16); // the server's memory is not the matter
+        failing_at(n);
+        say(x, 0, 1000);
+        failed = failing_has_failed();
+        while (played.n_ended < played.n)
+            end_one();
+        assert_true(events_are_whole(http));
+        if (has_sent(http, "\"error\"") != failed)
+            fail_msg("%u: %s", n, http->out.data);
+        end_streaming(http, &counted);
+    }
+}
+
+/* A tool call whose arguments have n bytes. */
+static void say_call(struct completion *x, int n)
+{
+    AUTO(mem_free) char *text = NULL;
+    int len = asprintf(
+        &text, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"%0*d\"}}</tool_call>", n, 0);
+    assert_true(len > n);
+    say_text(x, 0, text, (size_t)len);
+}
+
+/* The reader takes all that was sent. */
+static void read_all(struct http_request *http)
+{
+    size_t max = http->out.max;
+    buf_done(&http->out);
+    buf_init(&http->out, max);
+    request_memory_set(http->s->memory, http->payer, 0, &http->out_counted);
+}
+
+static void end_calls(void)
+{
+    while (played.n_ended < played.n)
+        end_one();
+}
+
+/* Its events have sent the call; the end is short. */
+static void a_complete_stream_ends_although_its_share_is_full(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    struct http_server server = {0};
+    size_t counted = 0;
+    (void)state;
+    struct completion *x = streaming(&g, &server, OPENAI_CHAT, 250000, &counted);
+    struct http_request *http = x->http;
+    say_call(x, 120000);
+    assert_int_equal(http_charge(http, http_charged(http) + 131072), -EDQUOT);
+    end_calls();
+    assert_true(has_sent(http, "[DONE]"));
+    assert_false(has_sent(http, "error"));
+    end_streaming(http, &counted);
+}
+
+/* The object repeats what the response echoes. Beside the request it finds no memory, or it is
+ * charged until it is sent. */
+static void what_the_end_repeats_is_charged(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    (void)state;
+    for (int refused = 0; refused < 2; refused++) {
+        struct http_server server = {0};
+        size_t counted = 0;
+        struct completion *x = running(&g, &server, 0, &counted);
+        struct http_request *http = x->http;
+        x->reply.echoed = calloc(1, 150001);
+        memset(x->reply.echoed, 'e', 150000);
+        assert_int_equal(completion_charge(x), 0);
+        size_t request = request_memory_used(server.memory);
+        say(x, 0, refused ? 130000 : 70000);
+        end_calls();
+        assert_int_equal(http->status, refused ? 413 : 200);
+        size_t used = request_memory_used(server.memory);
+        if (refused)
+            assert_int_equal(used, request);
+        else
+            assert_in_range(used, request + http->out.cap - 65535, request + http->out.cap);
+        end_streaming(http, &counted);
+    }
+}
+
+/* The last event of a response that fails repeats its items, except if it has failed for them. */
+static void what_a_failed_response_repeats_is_charged(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    (void)state;
+    for (int refused = 0; refused < 2; refused++) {
+        struct http_server server = {0};
+        size_t counted = 0;
+        struct completion *x = streaming(&g, &server, OPENAI_RESPONSES, 100000, &counted);
+        struct http_request *http = x->http;
+        for (int n = 0; n < (refused ? 100 : 7) && !x->failing; n++) {
+            say_call(x, 30000);
+            read_all(http);
+        }
+        assert_int_equal(x->failing, refused);
+        played.overdue = played.begun = true;
+        end_calls();
+        played.overdue = played.begun = false;
+        assert_true(has_sent(http, "response.failed"));
+        assert_int_equal(has_sent(http, "\"output\":[]"), refused);
+        assert_true(http->out.cap - http->out_counted < 65536);
+        end_streaming(http, &counted);
     }
 }
 
@@ -472,6 +666,10 @@ int main(void)
         cmocka_unit_test(an_answer_counts_until_it_is_sent),
         cmocka_unit_test(an_answer_that_finds_no_memory_ends_its_request),
         cmocka_unit_test(only_ids_of_16384_tokens_are_charged_before_they_come),
+        cmocka_unit_test(a_complete_stream_ends_although_its_share_is_full),
+        cmocka_unit_test(what_the_end_repeats_is_charged),
+        cmocka_unit_test(what_a_failed_response_repeats_is_charged),
+        cmocka_unit_test(a_stream_that_lacks_a_token_ends_with_an_error),
     };
     return cmocka_run_group_tests(tests, start, NULL);
 }

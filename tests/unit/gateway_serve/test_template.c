@@ -26,16 +26,18 @@ struct outcome {
     pthread_cond_t cv;
     bool here;
     int err;
+    unsigned retry_s;
     char *text;
 };
 
 static struct template *t;
 
-static void keep(void *user, int err, const char *text, size_t len)
+static void keep(void *user, int err, unsigned retry_s, const char *text, size_t len)
 {
     struct outcome *o = user;
     pthread_mutex_lock(&o->mu);
     o->err = err;
+    o->retry_s = retry_s;
     o->text = strndup(text, len);
     o->here = true;
     pthread_cond_signal(&o->cv);
@@ -44,7 +46,7 @@ static void keep(void *user, int err, const char *text, size_t len)
 
 static void begin_as(const char *payer, struct outcome *o, const char *source, const char *vars)
 {
-    *o = (struct outcome){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0, NULL};
+    *o = (struct outcome){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0, 0, NULL};
     assert_int_equal(template_render(t, payer, source, strlen(source), vars, 0, keep, o), 0);
 }
 
@@ -372,6 +374,7 @@ static void a_template_that_failed_repeatedly_is_refused(void **state)
     for (unsigned i = 0; i < N; i++) {
         wait_for(&o[i]);
         n_refused += o[i].err == -EBUSY;
+        assert_int_equal(o[i].retry_s > 0, o[i].err == -EBUSY);
         assert_int_equal(strstr(o[i].text, "times in a row; it is tried again in") != NULL,
                          o[i].err == -EBUSY);
         free(o[i].text);

@@ -88,9 +88,10 @@ static struct {
     char text[256];
 } outcome = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0, ""};
 
-static void keep(void *user, int err, const char *text, size_t len)
+static void keep(void *user, int err, unsigned retry_s, const char *text, size_t len)
 {
     assert_ptr_equal(user, &outcome);
+    assert_int_equal(retry_s, 0);
     pthread_mutex_lock(&outcome.mu);
     outcome.err = err;
     snprintf(outcome.text, sizeof(outcome.text), "%.*s", (int)len, text);

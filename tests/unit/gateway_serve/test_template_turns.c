@@ -107,6 +107,7 @@ static void pauses_of_a_failing_template_grow(void **state)
             assert_int_equal(enter("a", "x", now_us), 0);
             assert_int_equal(next(-EBUSY, now_us), n_places - 1);
             assert_non_null(strstr(fail_text(), "times in a row"));
+            assert_int_equal(places[n_places - 1].retry_s, 1); // rounded up
             now_us++;
         }
     }
@@ -114,6 +115,7 @@ static void pauses_of_a_failing_template_grow(void **state)
     render("a", TEMPLATE_TURNS_FAILED, now_us); // the tenth
     assert_int_equal(enter("a", "x", now_us), 0);
     assert_int_equal(next(-EBUSY, now_us), n_places - 1);
+    assert_int_equal(places[n_places - 1].retry_s, 60);
     now_us += 60 * S;
     render("a", TEMPLATE_TURNS_DONE, now_us);
     render("a", TEMPLATE_TURNS_FAILED, now_us); // the first again
