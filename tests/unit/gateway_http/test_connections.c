@@ -9,10 +9,12 @@
 #include <sys/resource.h>
 #include <unistd.h>
 #include "base/clock.h"
+#include "base/err.h"
 #include "base/metrics.h"
 #include "gateway/http/connections.h"
 #include "gateway/http/http_watch.h"
 #include "lib/fakes/failing.h"
+#include "lib/fakes/failing_thread.h"
 #include "lib/lib.h"
 #include "lib/rigs/logged.h"
 
@@ -798,6 +800,9 @@ static void failed_allocations_are_errors(void **state)
         assert_int_equal(connections_new(&usual, &conns), -ENOMEM);
         assert_true(failing_has_failed());
     }
+    failing_thread_at(1);
+    assert_int_equal(connections_new(&usual, &conns), -ENOMEM);
+    assert_string_equal(fail_text(), "http: cannot start the watcher");
 }
 
 int main(void)

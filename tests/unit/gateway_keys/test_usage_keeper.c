@@ -11,7 +11,7 @@
 #include "gateway/keys/usage_file.h"
 #include "gateway/keys/usage_keeper.h"
 #include "lib/fakes/failing.h"
-#include "lib/fakes/failing_threads.h"
+#include "lib/fakes/failing_thread.h"
 #include "lib/lib.h"
 #include "lib/rigs/logged.h"
 
@@ -136,9 +136,8 @@ static void without_a_thread_the_file_is_closed(void **state)
     AUTO(auth_free) struct auth *a = alice();
     struct usage_keeper *k = NULL;
     atomic_store(&n_saved, 0);
-    failing_threads(true);
+    failing_thread_at(1);
     int rc = usage_keeper_new(a, path, &k);
-    failing_threads(false);
     assert_int_equal(rc, -ENOMEM);
     assert_string_equal(fail_text(), "cannot start the thread of the usage file");
     assert_null(k);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include "base/err.h"
 #include "gateway/serve/template_turns.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
 #define MAX 64
@@ -167,6 +168,17 @@ static void only_some_failing_templates_are_known(void **state)
     assert_int_equal(next(-EBUSY, 1), n_places - 1);
 }
 
+static void a_payer_without_memory_takes_no_place(void **state)
+{
+    (void)state;
+    failing_at(1);
+    assert_int_equal(enter("a", "x", 0), -ENOMEM);
+    assert_true(failing_has_failed());
+    assert_int_equal(next(0, 0), -1);
+    assert_int_equal(enter("a", "x", 0), 0);
+    assert_int_equal(next(0, 0), n_places - 1);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, end)
 
 int main(void)
@@ -179,6 +191,7 @@ int main(void)
         CASE(a_pause_is_of_one_payer_and_one_template),
         CASE(a_failing_template_has_one_helper_at_a_time),
         CASE(only_some_failing_templates_are_known),
+        CASE(a_payer_without_memory_takes_no_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
