@@ -158,7 +158,7 @@ static int read_call(struct items *s, const json_t *item, const char *name)
     json_t *calls = calls_of_last(s);
     json_t *call = json_pack("{s:O,s:s,s:{s:O,s:O}}", "id", id, "type", "function", "function",
                              "name", function, "arguments", arguments);
-    return !calls || json_array_append_new(calls, call) < 0 ? json_read_no_memory(s->r->json) : 0;
+    return json_array_append_new(calls, call) < 0 ? json_read_no_memory(s->r->json) : 0;
 }
 
 static int read_output(struct items *s, const json_t *item, const char *name)
