@@ -355,9 +355,9 @@ static void a_large_request_is_not_read_after_its_end(void **state)
     begin_large(g);
     for (unsigned i = 0; i < 20000 && !is_answered(); i++)
         poll(NULL, 0, 1);
-    completions_free(g); // the reader ends
     refused(503, COMPLETION_STOPPING);
     http_notify_close(r);
+    completions_free(g); // the reader has dropped the request
     make_gateway();
 }
 
