@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -46,6 +47,17 @@ struct usage_file {
 
 /* ---- opening ---- */
 
+/* The check also reports a page that it could not read. Then the disk has failed, and the file may
+ * be whole. */
+static int page_fault(const struct usage_file *f, const char *says)
+{
+    static const char mark[] = "unable to get the page. error code=";
+    const char *at = says ? strstr(says, mark) : NULL;
+    int code = at ? atoi(at + strlen(mark)) & 0xff : SQLITE_CORRUPT;
+    return fail(code == SQLITE_CORRUPT ? -EBADMSG : -EIO, "usage file %s: %.200s", f->path,
+                says ? says : "no result");
+}
+
 static int check_pages(struct usage_file *f)
 {
     sqlite3_stmt *st = NULL;
@@ -53,10 +65,9 @@ static int check_pages(struct usage_file *f)
     if (rc == SQLITE_OK)
         rc = sqlite3_step(st);
     const char *says = rc == SQLITE_ROW ? (const char *)sqlite3_column_text(st, 0) : NULL;
-    int err = rc != SQLITE_ROW ? db_fail(&f->db, rc)
-              : says && strcmp(says, "ok") == 0
-                  ? 0
-                  : fail(-EBADMSG, "usage file %s: %.200s", f->path, says ? says : "no result");
+    int err = rc != SQLITE_ROW                  ? db_fail(&f->db, rc)
+              : says && strcmp(says, "ok") == 0 ? 0
+                                                : page_fault(f, says);
     sqlite3_finalize(st);
     return err;
 }

@@ -25,6 +25,18 @@ int json_read_no_memory(struct json_read *r)
     return fail(-ENOMEM, "%s", r->fault->text);
 }
 
+static int add_dumped(const char *text, size_t len, void *to)
+{
+    buf_add(to, text, len);
+    return 0; // jansson ignores some errors; the buffer keeps its own
+}
+
+void json_read_dump(const json_t *v, struct buf *to)
+{
+    if (json_dump_callback(v, add_dumped, to, JSON_COMPACT | JSON_ENCODE_ANY) < 0)
+        to->error = -ENOMEM;
+}
+
 json_t *json_read_member(const json_t *object, const char *name)
 {
     json_t *v = json_object_get(object, name);

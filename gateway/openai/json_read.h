@@ -7,6 +7,7 @@
  * Threads: any, nothing is shared. */
 #pragma once
 #include <jansson.h>
+#include "base/buf.h"
 #include "base/mem.h"
 #include "gateway/openai/openai_values.h"
 
@@ -44,6 +45,10 @@ int json_read_shape(struct json_read *r, const char *name, const char *s, size_t
 
 /* As json_loadb(), but integers that do not fit become reals. */
 json_t *json_read_parse(const char *s, size_t len, size_t flags, json_error_t *e);
+
+/* Adds the value as compact JSON. Without memory `to` has an error; json_dumps() of jansson 2.14
+ * may drop a key then. */
+void json_read_dump(const json_t *v, struct buf *to);
 
 /* The member, NULL when absent or null. */
 json_t *json_read_member(const json_t *object, const char *name);

@@ -209,7 +209,11 @@ int openai_chat_read(struct openai_read *r, json_t *body)
         return json_read_no_memory(r->json);
     if ((rc = add_extra_vars(r, vars, json_read_member(body, "chat_template_kwargs"))) < 0)
         return rc;
-    r->q->template_vars = json_dumps(vars, JSON_COMPACT);
+    struct buf text;
+    buf_init(&text, SIZE_MAX / 2);
+    json_read_dump(vars, &text);
+    r->q->template_vars = text.error ? NULL : buf_take(&text);
+    buf_done(&text);
     if (!r->q->template_vars || (tools && tool_types_new(tools, &r->q->tools) < 0))
         return json_read_no_memory(r->json);
     return 0;

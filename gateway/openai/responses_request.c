@@ -80,11 +80,13 @@ static int open_parts(struct items *s, json_t *v, const char *name, json_t **ret
     json_array_foreach(v, i, part)
     {
         const char *type = json_string_value(json_object_get(part, "type"));
-        json_t *one = json_pack("{s:s,s:O?}", "type", type && is_text(type) ? "text" : type, "text",
-                                json_object_get(part, "text"));
-        if (!type || json_array_append_new(parts, one) < 0)
+        if (!type)
             return json_read_refuse(s->r->json, name, "%s[%zu] must be an object with a type", name,
                                     i);
+        json_t *one = json_pack("{s:s,s:O?}", "type", is_text(type) ? "text" : type, "text",
+                                json_object_get(part, "text"));
+        if (json_array_append_new(parts, one) < 0)
+            return json_read_no_memory(s->r->json);
     }
     return json_read_text_parts(s->r->json, parts, name, ret);
 }
@@ -156,7 +158,7 @@ static int read_call(struct items *s, const json_t *item, const char *name)
     json_t *calls = calls_of_last(s);
     json_t *call = json_pack("{s:O,s:s,s:{s:O,s:O}}", "id", id, "type", "function", "function",
                              "name", function, "arguments", arguments);
-    return !calls || json_array_append_new(calls, call) < 0 ? json_read_no_memory(s->r->json) : 0;
+    return json_array_append_new(calls, call) < 0 ? json_read_no_memory(s->r->json) : 0;
 }
 
 static int read_output(struct items *s, const json_t *item, const char *name)
@@ -328,31 +330,40 @@ static int refuse_unserved(struct openai_read *r, const json_t *body)
 /* Sets the members of the answer that repeat the request, with defaults for absent ones. */
 static int set_echoed(struct openai_read *r, const json_t *body)
 {
-    AUTO(json_decref_own)
-    json_t *all = json_loads(
-        "{\"background\":false,\"instructions\":null,\"max_output_tokens\":null,\"metadata\":{},"
-        "\"parallel_tool_calls\":true,\"previous_response_id\":null,\"reasoning\":{\"effort\":null,"
-        "\"summary\":null},\"store\":false,\"temperature\":1.0,\"text\":{\"format\":{\"type\":"
-        "\"text\"}},\"tool_choice\":\"auto\",\"tools\":[],\"top_logprobs\":0,\"top_p\":1.0,"
-        "\"truncation\":"
-        "\"disabled\",\"user\":null}",
-        0, NULL);
-    const char *key;
-    json_t *value;
-    void *next;
-    json_object_foreach_safe(all, next, key, value)
-    {
-        json_t *own = json_read_member(body, key);
-        if (own && json_object_set(all, key, own) < 0)
-            return json_read_no_memory(r->json);
+    static const struct {
+        const char *name, *fallback;
+    } v[] = {{"background", "false"},
+             {"instructions", "null"},
+             {"max_output_tokens", "null"},
+             {"metadata", "{}"},
+             {"parallel_tool_calls", "true"},
+             {"previous_response_id", "null"},
+             {"reasoning", "{\"effort\":null,\"summary\":null}"},
+             {"store", "false"},
+             {"temperature", "1.0"},
+             {"text", "{\"format\":{\"type\":\"text\"}}"},
+             {"tool_choice", "\"auto\""},
+             {"tools", "[]"},
+             {"top_logprobs", "0"},
+             {"top_p", "1.0"},
+             {"truncation", "\"disabled\""},
+             {"user", "null"}};
+    AUTO(buf_done) struct buf text = {0};
+    buf_init(&text, SIZE_MAX / 2);
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        const json_t *own = json_read_member(body, v[i].name);
+        buf_printf(&text, "%s\"%s\":%s", i ? "," : "", v[i].name, own ? "" : v[i].fallback);
+        if (own)
+            json_read_dump(own, &text);
     }
-    char *text = all ? json_dumps(all, JSON_COMPACT) : NULL;
-    if (!text)
-        return json_read_no_memory(r->json);
-    text[strlen(text) - 1] = 0; // without its braces
-    r->q->echoed = strdup(text + 1);
-    free(text);
+    r->q->echoed = text.error ? NULL : buf_take(&text);
     return r->q->echoed ? 0 : json_read_no_memory(r->json);
+}
+
+/* Sets a member of the chat. v: borrowed; NULL: none. */
+static int set_member(struct openai_read *r, json_t *chat, const char *name, json_t *v)
+{
+    return v && json_object_set(chat, name, v) < 0 ? json_read_no_memory(r->json) : 0;
 }
 
 int openai_responses_read(struct openai_read *r, json_t *body)
@@ -374,17 +385,18 @@ int openai_responses_read(struct openai_read *r, json_t *body)
     rc = rc < 0 ? rc : open_tools(r, json_read_member(body, "tools"), tools);
     if (rc < 0)
         return rc;
-    static const char *const same[] = {"tool_choice", "chat_template_kwargs"};
-    for (size_t i = 0; i < ARRAY_LEN(same); i++)
-        if (json_read_member(body, same[i]))
-            json_object_set(chat, same[i], json_read_member(body, same[i]));
-    const json_t *reasoning = json_read_member(body, "reasoning");
-    if (json_read_member(reasoning, "effort"))
-        json_object_set(chat, "reasoning_effort", json_read_member(reasoning, "effort"));
-    if (json_object_set(chat, "messages", messages) < 0 ||
-        json_object_set(chat, "tools", tools) < 0)
-        return json_read_no_memory(r->json);
-    rc = openai_chat_read(r, chat);
+    const struct {
+        const char *name;
+        json_t *value;
+    } members[] = {
+        {"messages", messages},
+        {"tools", tools},
+        {"tool_choice", json_read_member(body, "tool_choice")},
+        {"chat_template_kwargs", json_read_member(body, "chat_template_kwargs")},
+        {"reasoning_effort", json_read_member(json_read_member(body, "reasoning"), "effort")}};
+    for (size_t i = 0; i < ARRAY_LEN(members) && rc == 0; i++)
+        rc = set_member(r, chat, members[i].name, members[i].value);
+    rc = rc < 0 ? rc : openai_chat_read(r, chat);
     if (rc < 0 && strncmp(r->json->fault->param, "messages", strlen("messages")) == 0)
         snprintf(r->json->fault->param, sizeof(r->json->fault->param), "input");
     return rc < 0 ? rc : set_echoed(r, body);

@@ -202,8 +202,8 @@ static void on_model(void *user, const struct rpc_status *status, ProtobufCMessa
         v->model = fresh;
         v->answered_us = clock_us();
         set_reported(v, state_of(fresh->info));
-    } else if (status->code == RPC_RESOURCE_EXHAUSTED && v->state != UPSTREAM_UNKNOWN) {
-        v->answered_us = clock_us();
+    } else if (reply || (status->code == RPC_RESOURCE_EXHAUSTED && v->state != UPSTREAM_UNKNOWN)) {
+        v->answered_us = clock_us(); // no memory, or too many calls run: its state stays
     } else {
         set_problem(v, status->code, status->text);
     }

@@ -325,6 +325,27 @@ static void counts_are_kept_over_restarts_and_shared(void **state)
     child_stop(&s);
 }
 
+/* The manager may name several folders. */
+static void the_managers_state_folder_holds_the_counts(void **state)
+{
+    (void)state;
+    unsigned port;
+    char folders[600], path[300];
+    snprintf(folders, sizeof(folders), "%s:/nonexistent", service_dir());
+    snprintf(path, sizeof(path), "%s/usage.sqlite", service_dir());
+    unlink(path);
+    setenv("STATE_DIRECTORY", folders, 1);
+    for (unsigned i = 0; i < 2; i++) {
+        struct child s = start_gateway("alice " ALICE " tokens_per_day=1000\n", NULL, &port);
+        assert_int_equal(access(path, F_OK), 0);
+        assert_int_equal(left_of_1000(port), i ? 593 : 1000);
+        http_answer_is(complete(port, ALICE, "{\"prompt\":\"say 400\",\"max_tokens\":400}"), 200,
+                       "", "w399");
+        child_stop(&s);
+    }
+    unsetenv("STATE_DIRECTORY");
+}
+
 static void an_unusable_usage_file_stops_the_start(void **state)
 {
     (void)state;
@@ -387,6 +408,7 @@ int main(void)
         cmocka_unit_test(tokens_of_ended_requests_count),
         cmocka_unit_test(concurrent_requests_cannot_use_the_same_tokens),
         cmocka_unit_test(counts_are_kept_over_restarts_and_shared),
+        cmocka_unit_test(the_managers_state_folder_holds_the_counts),
         cmocka_unit_test(an_unusable_usage_file_stops_the_start),
         cmocka_unit_test(a_usage_file_without_keys_stops_the_start),
         cmocka_unit_test(health_shows_ids_of_the_own_key_only),

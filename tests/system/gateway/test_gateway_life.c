@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "base/clock.h"
+#include "base/mem.h"
 #include "lib/lib.h"
 #include "lib/rigs/manager.h"
 #include "lib/rigs/services.h"
@@ -39,6 +40,48 @@ static void a_file_that_is_not_a_socket_stays(void **state)
     assert_int_equal(child_wait(&s), 1);
     assert_int_equal(access(listen + 5, F_OK), 0);
     unlink(listen + 5);
+}
+
+static void an_unusable_proxy_stops_the_start(void **state)
+{
+    (void)state;
+    const char *args[] = {"--listen", "127.0.0.1:0", "--trusted-proxies", "::1,10.0.0.0/33", NULL};
+    struct child s = child_start(BINARY_DIR "/gateway", args);
+    free(child_wait_log(&s, "trusted_proxies: "));
+    assert_int_equal(child_wait(&s), 1);
+}
+
+/* ---- reload ---- */
+
+static void a_reload_without_keys_and_certificates_is_ignored(void **state)
+{
+    (void)state;
+    unsigned at;
+    struct child s = gateway_start(stage.address, NULL, &at);
+    child_signal(&s, SIGHUP);
+    free(child_wait_log(&s, "SIGHUP ignored: no API keys or certificates to reload"));
+    http_answer_is(http_call(at, "GET", "/ready", NULL), 200, "", "true");
+    child_stop(&s);
+}
+
+/* Its program is gone, as after a failed update. */
+static void a_process_that_cannot_start_another_keeps_serving(void **state)
+{
+    (void)state;
+    char program[300];
+    const char *args[] = {"--listen", "127.0.0.1:0", "--verifiers", stage.address, NULL};
+    snprintf(program, sizeof(program), "%s/gateway", service_dir());
+    assert_int_equal(symlink(BINARY_DIR "/gateway", program), 0);
+    struct child s = child_start(program, args);
+    AUTO(mem_free) char *address = child_wait_log(&s, "listening on 127.0.0.1:");
+    free(child_wait_log(&s, "verifier ready"));
+    assert_int_equal(unlink(program), 0);
+    child_signal(&s, SIGHUP);
+    AUTO(mem_free) char *why = child_wait_log(&s, "cannot start a new process to take over: ");
+    assert_int_equal(strncmp(why, "cannot start /", 14), 0);
+    assert_non_null(strstr(why, "No such file or directory"));
+    http_answer_is(http_call((unsigned)atoi(address), "GET", "/ready", NULL), 200, "", "true");
+    child_stop(&s);
 }
 
 static bool loading_is_seen(unsigned want)
@@ -225,6 +268,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_address_in_use_is_an_error_of_one_sentence),
         cmocka_unit_test(a_file_that_is_not_a_socket_stays),
+        cmocka_unit_test(an_unusable_proxy_stops_the_start),
+        cmocka_unit_test(a_reload_without_keys_and_certificates_is_ignored),
+        cmocka_unit_test_setup_teardown(a_process_that_cannot_start_another_keeps_serving,
+                                        manager_open, manager_close),
         cmocka_unit_test(while_a_model_loads_requests_wait_up_to_a_limit),
         cmocka_unit_test(a_client_that_leaves_while_a_model_loads_is_counted),
         cmocka_unit_test(a_drain_finishes_accepted_requests),

@@ -202,6 +202,14 @@ class Notifications(unittest.TestCase):
         """test_handover tests its reload."""
         self.check_notifications(self.managed("gateway", tcp_listener(), "--verifiers", f"unix:{self.path('none.sock')}"), False)
 
+    def test_a_gateway_refuses_sockets_that_it_cannot_serve(self):
+        for sockets, says in [([tcp_listener(), tcp_listener()], "2 sockets were passed; the gateway takes one"),
+                              ([socket.socket()], "passed descriptor 3 is not a listening stream socket")]:
+            gateway = self.managed("gateway", sockets, stderr=subprocess.PIPE)
+            self.assertIn(says, gateway.process.stderr.read().decode())
+            gateway.process.stderr.close()
+            self.assertEqual(gateway.process.wait(LIMIT_S), 1)
+
     def test_a_verifier_is_ready_only_after_its_model_is_loaded(self):
         verifier = self.verifier()
         verifier.wait(r"^READY=1$")

@@ -9,10 +9,12 @@
 #include <sys/resource.h>
 #include <unistd.h>
 #include "base/clock.h"
+#include "base/err.h"
 #include "base/metrics.h"
 #include "gateway/http/connections.h"
 #include "gateway/http/http_watch.h"
 #include "lib/fakes/failing.h"
+#include "lib/fakes/failing_thread.h"
 #include "lib/lib.h"
 #include "lib/rigs/logged.h"
 
@@ -138,6 +140,12 @@ static void await_close(int fd)
     close(fd);
 }
 
+/* Connects, and waits until the server has closed the connection. */
+static void connect_and_lose(const struct sockaddr_in *at)
+{
+    await_close(connect_to(at));
+}
+
 static void connections_that_are_lost_before_they_open_free_their_places(void **state)
 {
     (void)state;
@@ -173,6 +181,48 @@ static void a_number_that_is_used_again_is_left_alone(void **state)
     for (unsigned i = 0; i < 6; i++)
         close(other[i / 2][i % 2]);
     connections_free(s);
+}
+
+/* The clock is set back, so that the watcher has no further tick. */
+static void the_end_does_not_wait_for_a_lost_connection(void **state)
+{
+    (void)state;
+    struct sockaddr_in at;
+    struct connections *s = listening(lose, &at);
+    connect_and_lose(&at);
+    assert_true(becomes_open(s, 0));
+    atomic_store(&ahead_us, -1000 * S);
+    connect_and_lose(&at);
+    connections_stop(s);
+    assert_int_equal(connections_n_open(s), 1);
+    connections_unlisten(s);
+    connections_end(s, 20 * S);
+    assert_int_equal(connections_n_open(s), 0);
+    connections_free(s);
+    atomic_store(&ahead_us, 0);
+}
+
+/* libmicrohttpd closes what it refuses. */
+static bool turn_away(void *user, int fd, const struct sockaddr *a, socklen_t len)
+{
+    (void)user, (void)a, (void)len;
+    close(fd);
+    return false;
+}
+
+static void a_connection_that_libmicrohttpd_refuses_frees_its_place(void **state)
+{
+    (void)state;
+    struct sockaddr_in at;
+    struct connections *s = listening(turn_away, &at);
+    atomic_store(&ahead_us, -1000 * S); // no tick removes it
+    for (unsigned i = 0; i < 2 * PLACES; i++)
+        connect_and_lose(&at);
+    assert_true(becomes_open(s, 0));
+    connections_stop(s);
+    connections_unlisten(s);
+    connections_free(s);
+    atomic_store(&ahead_us, 0);
 }
 
 static void a_connection_that_opens_late_keeps_its_place(void **state)
@@ -333,6 +383,36 @@ static void the_least_busy_connection_of_an_address_goes(void **state)
     assert_false(connections_peer(NULL).is_ip);
 }
 
+/* libmicrohttpd may wake late. */
+static void a_connection_that_goes_is_ended_until_it_is_closed(void **state)
+{
+    (void)state;
+    struct both b[3];
+    serve(&usual);
+    for (unsigned i = 0; i < 3; i++)
+        b[i] = open_from(1);
+    assert_true(is_ended(&b[0], true));
+    unsigned woken = atomic_load(&n_woken);
+    for (unsigned i = 0; i < 20000 && atomic_load(&n_woken) == woken; i++)
+        poll(NULL, 0, 1);
+    assert_true(atomic_load(&n_woken) > woken);
+    for (unsigned i = 0; i < 3; i++)
+        close_both(&b[i]);
+    finish();
+}
+
+/* libmicrohttpd reports each end, also of a connection that was not counted. */
+static void a_connection_that_is_not_known_is_ignored(void **state)
+{
+    (void)state;
+    serve(&usual);
+    connections_set_phase(conns, NULL, CONNECTION_ANSWERING, request);
+    assert_int_equal(connections_n_active(conns), 0);
+    connections_close(conns, NULL);
+    assert_int_equal(connections_n_open(conns), 0);
+    finish();
+}
+
 /* Above max_connections, a connection of the address that holds most goes. */
 static void the_address_with_most_connections_loses_one(void **state)
 {
@@ -420,6 +500,30 @@ static void the_reserve_is_shared(void **state)
     b[0] = open_from(3); // all is free again, also for the address that was refused
     assert_int_equal(connections_reserve(b[0].k), HTTP_REGULAR);
     close_both(&b[0]);
+    finish();
+}
+
+/* The connection itself, then the count of its address. */
+static void a_connection_without_memory_is_refused(void **state)
+{
+    (void)state;
+    serve(&usual);
+    logged_begin();
+    for (unsigned n = 1; n <= 2; n++) {
+        unsigned before = n_refused();
+        failing_at(n);
+        int client = connect_from(1);
+        await_close(client);
+        assert_true(failing_has_failed());
+        for (unsigned i = 0; i < 20000 && n_refused() == before; i++)
+            poll(NULL, 0, 1);
+        assert_int_equal(n_refused(), before + 1);
+        assert_int_equal(connections_n_open(conns), 0);
+    }
+    const char *log = logged_end();
+    assert_int_equal(logged_count(log, "connections refused n="), 1); // once a while
+    struct both b = open_from(1);                                     // there is memory again
+    close_both(&b);
     finish();
 }
 
@@ -586,6 +690,29 @@ static void a_hung_up_connection_without_a_request_is_closed(void **state)
     finish();
 }
 
+/* The half second begins again when libmicrohttpd reads. */
+static void a_hung_up_connection_is_kept_while_its_bytes_are_read(void **state)
+{
+    (void)state;
+    char byte;
+    serve(&usual);
+    struct both b = open_from(1);
+    assert_int_equal(send(b.client, "abc", 3, MSG_NOSIGNAL), 3);
+    shutdown(b.client, SHUT_WR);
+    poll(NULL, 0, TICKS_MS); // the hang-up is noted
+    atomic_fetch_add(&ahead_us, 2 * S);
+    poll(NULL, 0, TICKS_MS);
+    assert_false(is_ended(&b, false)); // three bytes have come
+    assert_int_equal(read(b.server, &byte, 1), 1);
+    atomic_fetch_add(&ahead_us, 2 * S);
+    poll(NULL, 0, TICKS_MS);
+    assert_false(is_ended(&b, false)); // one was read
+    atomic_fetch_add(&ahead_us, 2 * S);
+    assert_true(is_ended(&b, true));
+    close_both(&b);
+    finish();
+}
+
 static void the_end_is_waited_for(void **state)
 {
     (void)state;
@@ -673,6 +800,9 @@ static void failed_allocations_are_errors(void **state)
         assert_int_equal(connections_new(&usual, &conns), -ENOMEM);
         assert_true(failing_has_failed());
     }
+    failing_thread_at(1);
+    assert_int_equal(connections_new(&usual, &conns), -ENOMEM);
+    assert_string_equal(fail_text(), "http: cannot start the watcher");
 }
 
 int main(void)
@@ -680,15 +810,21 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(connections_that_are_lost_before_they_open_free_their_places),
         cmocka_unit_test(a_number_that_is_used_again_is_left_alone),
+        cmocka_unit_test(the_end_does_not_wait_for_a_lost_connection),
+        cmocka_unit_test(a_connection_that_libmicrohttpd_refuses_frees_its_place),
         cmocka_unit_test(a_connection_that_opens_late_keeps_its_place),
         cmocka_unit_test(the_least_busy_connection_of_an_address_goes),
+        cmocka_unit_test(a_connection_that_goes_is_ended_until_it_is_closed),
+        cmocka_unit_test(a_connection_that_is_not_known_is_ignored),
         cmocka_unit_test(the_address_with_most_connections_loses_one),
         cmocka_unit_test(the_reserve_is_shared),
+        cmocka_unit_test(a_connection_without_memory_is_refused),
         cmocka_unit_test(connections_of_a_proxy_count_for_its_clients),
         cmocka_unit_test(phases_have_time_limits),
         cmocka_unit_test(a_connection_of_the_reserve_has_two_seconds),
         cmocka_unit_test(a_hang_up_reaches_the_request),
         cmocka_unit_test(a_hung_up_connection_without_a_request_is_closed),
+        cmocka_unit_test(a_hung_up_connection_is_kept_while_its_bytes_are_read),
         cmocka_unit_test(the_end_is_waited_for),
         cmocka_unit_test(the_limit_of_files_bounds_the_places),
         cmocka_unit_test(half_of_the_places_rounded_up_is_the_default_of_an_address),

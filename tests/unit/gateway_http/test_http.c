@@ -1,6 +1,8 @@
 /* test_http.c - the HTTP server over sockets: its limits at both sides, and what the application
  * sees of a request. */
 #include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdatomic.h>
@@ -13,6 +15,7 @@
 #include "gateway/http/http.h"
 #include "gateway/http/listen.h"
 #include "lib/clients/http_client.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
 #define WAIT_MS 20000
@@ -331,6 +334,79 @@ static void a_disconnect_is_reported_once(void **state)
     assert_int_equal(atomic_load(&n_closed), 1);
 }
 
+/* ---- without memory ---- */
+
+/* A connection that the server knows. */
+static struct http_client opened(void)
+{
+    struct http_client c = http_client_open(port);
+    assert_true(has_open(1));
+    return c;
+}
+
+/* The request itself, then its path. */
+static void a_request_that_finds_no_memory_ends_its_connection(void **state)
+{
+    (void)state;
+    static const char text[] = "GET /a HTTP/1.1\r\nHost: x\r\n\r\n";
+    for (unsigned n = 1; n <= 2; n++) {
+        struct http_client c = opened();
+        failing_at(n);
+        http_client_send(&c, text, sizeof(text) - 1);
+        assert_true(http_client_wait_close(&c, WAIT_MS));
+        assert_true(failing_has_failed());
+        assert_int_equal(c.len, 0);
+        http_client_close(&c);
+        assert_true(has_open(0));
+    }
+    assert_int_equal(n_admitted, 0);
+    fine(sent(text, sizeof(text) - 1));
+}
+
+/* The client's account, then the bytes. */
+static void a_body_that_finds_no_memory_is_500(void **state)
+{
+    (void)state;
+    static const char goes_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    for (unsigned n = 1; n <= 2; n++) {
+        char got[sizeof(goes_on)] = "";
+        struct http_client c = opened();
+        http_client_print(&c, "POST /b HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+                              "Content-Length: 4\r\n\r\n");
+        assert_int_equal(recv(c.fd, got, sizeof(goes_on) - 1, MSG_WAITALL), sizeof(goes_on) - 1);
+        assert_string_equal(got, goes_on); // the header was read
+        failing_at(n);
+        http_client_send(&c, "body", 4);
+        http_answer_is(http_client_read(&c, WAIT_MS), 500, "Connection: close\r\n",
+                       "no memory for this request");
+        assert_true(failing_has_failed());
+        http_client_close(&c);
+        assert_true(has_open(0));
+    }
+    assert_int_equal(n_seen, 0);
+    assert_int_equal(http_body_bytes(server), 0);
+    fine(body_of(4, ""));
+}
+
+/* The server, the memory of requests, the connections and their table. */
+static void a_server_that_finds_no_memory_closes_its_socket(void **state)
+{
+    (void)state;
+    const struct http_options o = {.n_threads = 1, .max_connections = PLACES};
+    for (unsigned n = 1; n <= 4; n++) {
+        struct http_server *none = NULL;
+        int fd;
+        assert_int_equal(listen_open("127.0.0.1:0", &fd), 0);
+        failing_at(n);
+        assert_int_equal(http_new(&o, fd, answer, &n_seen, &none), -ENOMEM);
+        assert_true(failing_has_failed());
+        assert_null(none);
+        assert_int_equal(fcntl(fd, F_GETFD), -1);
+        assert_int_equal(errno, EBADF);
+    }
+    http_free(NULL); // no effect
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, end)
 
 int main(void)
@@ -348,6 +424,9 @@ int main(void)
         CASE(a_drain_answers_and_closes),
         CASE(a_stop_ends_what_waits),
         CASE(a_disconnect_is_reported_once),
+        CASE(a_request_that_finds_no_memory_ends_its_connection),
+        CASE(a_body_that_finds_no_memory_is_500),
+        CASE(a_server_that_finds_no_memory_closes_its_socket),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -655,6 +655,32 @@ static void a_charge_without_memory_is_an_error(void **state)
         assert_int_equal(answer_charge_status(v[i].error), v[i].status);
 }
 
+static void errors_of_calls_have_a_status(void **state)
+{
+    (void)state;
+    static const struct {
+        enum rpc_code code;
+        int status;
+    } v[] = {{RPC_OK, 200},
+             {RPC_INVALID_ARGUMENT, 400},
+             {RPC_OUT_OF_RANGE, 400},
+             {RPC_FAILED_PRECONDITION, 400},
+             {RPC_UNAUTHENTICATED, 401},
+             {RPC_PERMISSION_DENIED, 403},
+             {RPC_NOT_FOUND, 404},
+             {RPC_ALREADY_EXISTS, 409},
+             {RPC_ABORTED, 409},
+             {RPC_RESOURCE_EXHAUSTED, 429},
+             {RPC_CANCELLED, 503},
+             {RPC_UNAVAILABLE, 503},
+             {RPC_UNIMPLEMENTED, 501},
+             {RPC_DEADLINE_EXCEEDED, 504},
+             {RPC_INTERNAL, 500},
+             {RPC_UNKNOWN, 500}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++)
+        assert_int_equal(answer_status_of(v[i].code), v[i].status);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, end)
 
 int main(void)
@@ -687,6 +713,7 @@ int main(void)
         CASE(unread_bytes_are_no_other_request),
         CASE(without_a_key_the_address_pays),
         CASE(a_charge_without_memory_is_an_error),
+        CASE(errors_of_calls_have_a_status),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

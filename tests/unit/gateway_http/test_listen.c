@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include "base/err.h"
@@ -118,6 +119,22 @@ static void an_address_in_use_is_named_and_nothing_stays_open(void **state)
     assert_int_equal(open("/dev/null", O_RDONLY), STDIN_FILENO);
 }
 
+static void without_a_free_descriptor_there_is_no_socket(void **state)
+{
+    (void)state;
+    struct rlimit before;
+    int fd = -7, next = dup(STDIN_FILENO);
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    struct rlimit few = {(rlim_t)next, before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    int rc = listen_open("127.0.0.1:0", &fd);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(rc, -EMFILE);
+    assert_int_equal(fd, -7);
+    assert_string_equal(fail_text(), "cannot create a socket: Too many open files");
+}
+
 /* An unknown address counts as public: the gateway then refuses to serve without keys. */
 static void a_descriptor_that_is_no_socket_counts_as_public(void **state)
 {
@@ -140,6 +157,7 @@ int main(void)
         cmocka_unit_test(ipv6_has_brackets),
         cmocka_unit_test(host_and_port_have_limits),
         cmocka_unit_test(an_address_in_use_is_named_and_nothing_stays_open),
+        cmocka_unit_test(without_a_free_descriptor_there_is_no_socket),
         cmocka_unit_test(a_descriptor_that_is_no_socket_counts_as_public),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

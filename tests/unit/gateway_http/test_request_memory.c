@@ -201,6 +201,8 @@ static void failed_allocations_are_errors(void **state)
     struct request_memory *none = NULL;
     failing_at(1);
     assert_int_equal(request_memory_new(LIMIT, &none), -ENOMEM);
+    assert_null(none);
+    request_memory_free(none); // no effect
     failing_at(1);
     assert_null(request_memory_join(m, "a"));
     assert_true(failing_has_failed());

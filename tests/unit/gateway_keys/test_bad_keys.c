@@ -1,8 +1,10 @@
 /* test_bad_keys.c - pauses for addresses that send wrong keys, and the summary for the log. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include "base/err.h"
 #include "gateway/keys/bad_keys.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
 #define S INT64_C(1000000)
@@ -146,6 +148,18 @@ static void a_report_comes_at_most_once_a_minute(void **state)
     assert_string_equal(r.client, "unix");
 }
 
+static void a_failed_allocation_is_an_error(void **state)
+{
+    (void)state;
+    struct bad_keys *b = NULL;
+    failing_at(1);
+    assert_int_equal(bad_keys_new(&b), -ENOMEM);
+    assert_true(failing_has_failed());
+    assert_string_equal(fail_text(), "no memory for addresses with wrong API keys");
+    assert_null(b);
+    bad_keys_free(b); // no effect
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -157,6 +171,7 @@ int main(void)
         cmocka_unit_test(many_addresses_fit_into_the_table),
         cmocka_unit_test(an_ipv6_client_is_known_by_its_network),
         cmocka_unit_test(a_report_comes_at_most_once_a_minute),
+        cmocka_unit_test(a_failed_allocation_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -246,6 +246,27 @@ static void a_file_that_is_removed_while_in_use_is_written_again(void **state)
     }
 }
 
+/* Something else has its name for a while. */
+static void a_file_that_cannot_be_written_again_is_tried_again(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = alice(), *next = alice();
+    AUTO(usage_file_free) struct usage_file *f = opened();
+    uses(a, 500, NOON_US);
+    saves(a, f, NOON_US);
+    assert_int_equal(remove(path), 0);
+    assert_int_equal(mkdir(path, 0700), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(auth_save(a, f, NOON_US), -EISDIR);
+        assert_non_null(strstr(fail_text(), "usage.sqlite: Is a directory"));
+    }
+    assert_int_equal(rmdir(path), 0);
+    saves(a, f, NOON_US); // there is no change to save
+    AUTO(usage_file_free) struct usage_file *other = opened();
+    saves(next, other, NOON_US);
+    assert_int_equal(levels_of(next, NOON_US).tokens.left, 5500);
+}
+
 static void a_foreign_database_is_refused_and_unchanged(void **state)
 {
     (void)state;
@@ -619,10 +640,14 @@ static void a_faulty_disk_loses_nothing(void **state)
     }
 }
 
+/* At first there is no file. Later the file must not count as damaged. */
 static void a_faulty_disk_is_reported_when_the_file_is_opened(void **state)
 {
     (void)state;
-    for (uint64_t n = 1;; n++) {
+    char damaged[100];
+    unsigned n_opened = 0;
+    snprintf(damaged, sizeof(damaged), "%s.damaged", path);
+    for (uint64_t n = 1; n_opened < 2; n++) {
         struct usage_file *f = NULL;
         faulty_vfs_fail(n, SQLITE_IOERR, 1);
         int rc = usage_file_open(path, NOON_US, &f);
@@ -630,10 +655,18 @@ static void a_faulty_disk_is_reported_when_the_file_is_opened(void **state)
         faulty_vfs_fail(0, 0, 0);
         assert_int_equal(rc == 0, f != NULL);
         usage_file_free(f);
-        if (done)
-            break;
-        assert_true(rc < 0);
-        assert_non_null(strstr(fail_text(), "usage file /tmp/"));
+        if (!done) {
+            assert_true(rc < 0);
+            assert_non_null(strstr(fail_text(), "usage file /tmp/"));
+            assert_int_equal(access(damaged, F_OK), -1);
+            continue;
+        }
+        n_opened++;
+        n = 0;
+        if (n_opened == 1)
+            save_some();
+        run("PRAGMA wal_checkpoint(TRUNCATE)"); // so pages are read again
+        assert_int_equal(tokens_left(), 5500);
     }
 }
 
@@ -647,6 +680,7 @@ int main(void)
         CASE(a_damaged_file_is_replaced),
         CASE(a_file_that_is_damaged_while_in_use_gets_all_counts_again),
         CASE(a_file_that_is_removed_while_in_use_is_written_again),
+        CASE(a_file_that_cannot_be_written_again_is_tried_again),
         CASE(a_foreign_database_is_refused_and_unchanged),
         CASE(numbers_of_the_file_are_bounded),
         CASE(a_file_that_cannot_be_written_loses_nothing),

@@ -11,6 +11,7 @@
 #include "gateway/keys/usage_file.h"
 #include "gateway/keys/usage_keeper.h"
 #include "lib/fakes/failing.h"
+#include "lib/fakes/failing_thread.h"
 #include "lib/lib.h"
 #include "lib/rigs/logged.h"
 
@@ -129,6 +130,23 @@ static void a_file_that_cannot_be_opened_is_an_error(void **state)
     usage_keeper_free(NULL);
 }
 
+static void without_a_thread_the_file_is_closed(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = alice();
+    struct usage_keeper *k = NULL;
+    atomic_store(&n_saved, 0);
+    failing_thread_at(1);
+    int rc = usage_keeper_new(a, path, &k);
+    assert_int_equal(rc, -ENOMEM);
+    assert_string_equal(fail_text(), "cannot start the thread of the usage file");
+    assert_null(k);
+    assert_int_equal(atomic_load(&n_saved), 1); // at the start only
+    char wal[100];
+    snprintf(wal, sizeof(wal), "%s-wal", path);
+    assert_int_equal(access(wal, F_OK), -1); // SQLite removes it when it closes the file
+}
+
 static void counts_that_are_not_saved_are_a_warning(void **state)
 {
     (void)state;
@@ -147,11 +165,9 @@ static void counts_that_are_not_saved_are_a_warning(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(the_last_counts_are_saved_at_the_end),
-        CASE(counts_are_saved_once_a_second),
-        CASE(others_see_the_counts_while_it_runs),
-        CASE(a_file_that_cannot_be_opened_is_an_error),
-        CASE(counts_that_are_not_saved_are_a_warning),
+        CASE(the_last_counts_are_saved_at_the_end), CASE(counts_are_saved_once_a_second),
+        CASE(others_see_the_counts_while_it_runs),  CASE(a_file_that_cannot_be_opened_is_an_error),
+        CASE(without_a_thread_the_file_is_closed),  CASE(counts_that_are_not_saved_are_a_warning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

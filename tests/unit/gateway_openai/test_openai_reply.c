@@ -499,6 +499,60 @@ static void a_part_that_is_too_large_is_an_error(void **state)
     }
 }
 
+static void a_part_of_a_response_that_is_too_large_is_an_error(void **state)
+{
+    (void)state;
+    for (unsigned part = 0; part < 2; part++) {
+        struct openai_reply_head h = head(true, false);
+        struct openai_reply r;
+        AUTO(buf_done) struct buf b = {0};
+        buf_init(&b, 1 << 20);
+        h.kind = OPENAI_RESPONSES;
+        h.echoed = strdup("\"a\":1");
+        assert_int_equal(openai_reply_init(&r, &h), 0);
+        struct openai_choice *c = r.choices;
+        (part ? &c->logprobs.tokens : &c->items)->error = -EMSGSIZE;
+        finish(&r, 0, &b);
+        assert_int_equal(openai_reply_end(&r, &b), -EMSGSIZE);
+        openai_reply_done(&r);
+    }
+}
+
+/* Also if later tokens find memory. */
+static void a_token_that_is_lost_is_an_error(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(true, false);
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b = {0};
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    failing_at(1);
+    say(&r, 0, "lost", &b);
+    assert_true(failing_has_failed());
+    say(&r, 0, "kept", &b);
+    finish(&r, 0, &b);
+    assert_int_equal(openai_reply_end(&r, &b), -ENOMEM);
+    openai_reply_done(&r);
+}
+
+static void ids_of_calls_are_the_models_or_are_made(void **state)
+{
+    (void)state;
+    struct openai_reply r = {.id_seed = 7, .rules.format = TOOLS_KIMI};
+    struct tool_call named = {.id = (char *)"functions.f:0"}, unnamed = {0};
+    char made[OPENAI_CALL_ID], again[OPENAI_CALL_ID];
+    assert_string_equal(openai_call_id(&r, 0, 0, &named, made), "functions.f:0");
+    const char *id = openai_call_id(&r, 0, 0, &unnamed, made);
+    assert_int_equal(strncmp(id, "call_", 5), 0);
+    assert_int_equal(strlen(id), 14);
+    assert_string_equal(openai_call_id(&r, 0, 0, &unnamed, again), id);
+    assert_string_not_equal(openai_call_id(&r, 0, 1, &unnamed, again), id);
+    assert_string_not_equal(openai_call_id(&r, 1, 0, &unnamed, again), id);
+    r.rules.format = TOOLS_MISTRAL;
+    assert_int_equal(strlen(openai_call_id(&r, 0, 0, &unnamed, made)), 9);
+}
+
 static void a_failed_allocation_is_an_error(void **state)
 {
     (void)state;
@@ -655,6 +709,9 @@ int main(void)
         cmocka_unit_test(errors_have_type_and_code),
         cmocka_unit_test(prompts_are_counted_once_each),
         cmocka_unit_test(a_part_that_is_too_large_is_an_error),
+        cmocka_unit_test(a_part_of_a_response_that_is_too_large_is_an_error),
+        cmocka_unit_test(a_token_that_is_lost_is_an_error),
+        cmocka_unit_test(ids_of_calls_are_the_models_or_are_made),
         cmocka_unit_test(a_failed_allocation_is_an_error),
         cmocka_unit_test(the_parsed_text_of_a_token_counts),
         cmocka_unit_test(no_answer_lacks_a_part_silently),

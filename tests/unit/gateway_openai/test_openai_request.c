@@ -93,6 +93,11 @@ static void numbers_may_be_long(void **state)
     assert_int_equal(chat(HI ",\"seed\":-9223372036854775808,\"x\":9223372036854775808"), 0);
     assert_true(q.seed.value == INT64_MIN);
     openai_request_done(&q);
+    assert_int_equal(chat(HI ",\"tools\":[{\"function\":{\"name\":\"f\",\"maximum\":"
+                             "123456789012345678901234567890}}]"),
+                     0);
+    assert_non_null(strstr(q.template_vars, "\"maximum\":1.234567890123456"));
+    openai_request_done(&q);
     refused(chat(HI ",\"x\":1e999"), "");
 }
 
@@ -509,6 +514,7 @@ static const struct {
      "\"cache_salt\":\"s\",\"logit_bias\":{\"5\":1},\"prediction\":{\"type\":"
      "\"content\",\"content\":[{\"type\":\"text\",\"text\":\"p\"}]},"
      "\"speculative\":{\"proposer\":\"n\",\"rule\":\"own\"}}"},
+    {OPENAI_COMPLETION, "{\"prompt\":\"x\"}"},
     {OPENAI_CHAT,
      "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"}]},"
      "{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\",\"function\":{\"name\":\"f\","
@@ -532,7 +538,7 @@ static void check_shortage(int rc, unsigned n, const char *body)
         fail_msg("allocation %u of %s: %d, status %d: %s", n, body, rc, fault.status, fault.text);
 }
 
-/* jansson uses other allocators and is not tested: version 2.14 may crash without memory. */
+/* jansson's allocations do not fail here. */
 static void a_failed_allocation_is_not_the_clients_fault(void **state)
 {
     (void)state;
@@ -551,6 +557,94 @@ static void a_failed_allocation_is_not_the_clients_fault(void **state)
         openai_request_done(&q);
         assert_true(n > 1);
     }
+}
+
+static void a_rendered_chat_is_the_only_prompt(void **state)
+{
+    (void)state;
+    for (unsigned n = 1; n <= 2; n++) {
+        assert_int_equal(chat(HI), 0);
+        failing_at(n);
+        assert_int_equal(openai_request_rendered(&q, "abc", 2), -ENOMEM);
+        assert_true(failing_has_failed());
+        assert_int_equal(q.n_prompts, 0);
+        openai_request_done(&q);
+    }
+    assert_int_equal(chat(HI), 0);
+    assert_int_equal(openai_request_rendered(&q, "abc", 2), 0);
+    assert_int_equal(q.n_prompts, 1);
+    assert_string_equal(q.prompts[0].text, "ab");
+    assert_int_equal(q.prompts[0].len, 2);
+    openai_request_done(&q);
+}
+
+/* ---- jansson's allocations ---- */
+
+static size_t n_allocated, failing_n; // failing_n: that allocation fails; 0: none
+
+static void *allocate(size_t n)
+{
+    return ++n_allocated == failing_n ? NULL : malloc(n);
+}
+
+/* Values that are changed or copied. Arguments of calls are empty, since others are parsed. */
+static const struct {
+    enum openai_kind kind;
+    const char *body;
+} copied[] = {
+    {OPENAI_CHAT,
+     "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"}]},"
+     "{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\",\"function\":{\"name\":\"f\","
+     "\"arguments\":\"\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"c\",\"content\":\"1\"}],"
+     "\"tools\":[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"a\":{\"$ref\":"
+     "\"#/$defs/s\"}},\"$defs\":{\"s\":{\"type\":\"string\"}}}}}],\"reasoning_effort\":\"low\","
+     "\"chat_template_kwargs\":{\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5}}"},
+    {OPENAI_RESPONSES,
+     "{\"instructions\":\"i\",\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\","
+     "\"text\":\"a\"}]},{\"type\":\"reasoning\",\"content\":[{\"type\":\"reasoning_text\",\"text\":"
+     "\"r\"}]},"
+     "{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\",\"arguments\":\"\"},"
+     "{\"type\":\"function_call_output\",\"call_id\":\"c\",\"output\":\"1\"},"
+     "{\"type\":\"reasoning\",\"content\":\"r\"}],"
+     "\"tools\":[{\"type\":\"function\",\"name\":\"f\"}],\"tool_choice\":\"none\","
+     "\"chat_template_kwargs\":{\"a\":1},\"reasoning\":{\"effort\":\"low\"},"
+     "\"metadata\":{\"a\":\"b\"}}"},
+};
+
+/* Whether no text is another one. */
+static bool same_request(const struct openai_request *a, const struct openai_request *b)
+{
+    return a->template_vars && strcmp(a->template_vars, b->template_vars) == 0 &&
+           (!b->echoed || (a->echoed && strcmp(a->echoed, b->echoed) == 0)) &&
+           tool_types_bytes(a->tools) == tool_types_bytes(b->tools);
+}
+
+/* Version 2.14 may crash if its parser has no memory, so allocations fail after the parsing only.
+ * A request that is read has lost nothing. */
+static void values_that_cannot_be_copied_are_not_lost(void **state)
+{
+    (void)state;
+    json_set_alloc_funcs(allocate, free);
+    for (size_t i = 0; i < ARRAY_LEN(copied); i++) {
+        size_t len = strlen(copied[i].body);
+        struct openai_request whole;
+        failing_n = n_allocated = 0;
+        json_decref(json_loadb(copied[i].body, len, JSON_REJECT_DUPLICATES, NULL));
+        size_t n = n_allocated;
+        assert_int_equal(
+            openai_request_parse(copied[i].kind, copied[i].body, len, NULL, &whole, &fault), 0);
+        for (bool failed = true; failed;) {
+            failing_n = ++n;
+            n_allocated = 0;
+            int rc = openai_request_parse(copied[i].kind, copied[i].body, len, NULL, &q, &fault);
+            failed = n_allocated >= failing_n;
+            if (rc < 0 || !same_request(&q, &whole))
+                check_shortage(rc, (unsigned)n, copied[i].body);
+            openai_request_done(&q);
+        }
+        openai_request_done(&whole);
+    }
+    json_set_alloc_funcs(malloc, free);
 }
 
 int main(void)
@@ -585,6 +679,8 @@ int main(void)
         cmocka_unit_test(arguments_of_calls_count_with_the_body),
         cmocka_unit_test(bodies_need_no_nul_at_the_end),
         cmocka_unit_test(a_failed_allocation_is_not_the_clients_fault),
+        cmocka_unit_test(a_rendered_chat_is_the_only_prompt),
+        cmocka_unit_test(values_that_cannot_be_copied_are_not_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

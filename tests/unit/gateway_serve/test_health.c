@@ -9,6 +9,7 @@
 #include "gateway/serve/health.h"
 #include "gateway/serve/models.h"
 #include "gateway/upstream/upstream_impl.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 #include "lib/rigs/logged.h"
 #include "tandem/v1/stats.pb-c.h"
@@ -568,6 +569,16 @@ static void the_default_is_a_model(void **state)
     assert_string_equal(answered(200), ONE);
 }
 
+static void a_report_without_memory_asks_nobody(void **state)
+{
+    (void)state;
+    failing_at(1);
+    health_report(&g, r);
+    assert_true(failing_has_failed());
+    assert_int_equal(n_asked, 0);
+    has(answered(500), "no memory for this request");
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, end)
 
 int main(void)
@@ -582,6 +593,7 @@ int main(void)
         CASE(verifiers_without_statistics_are_left_out),
         CASE(each_proposer_comes_once),
         CASE(openmetrics_are_sent_on_request),
+        CASE(a_report_without_memory_asks_nobody),
         CASE(each_model_is_listed_once),
         CASE(only_verifiers_that_can_be_reached_have_models),
         CASE(the_default_is_a_model),

@@ -19,6 +19,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "base/clock.h"
@@ -268,12 +269,17 @@ static void a_limit_that_cannot_be_set_is_an_error(void **state)
 }
 
 static bool holds; // a new child stops before it does anything
+static bool forks_fail;
 
 pid_t __real__Fork(void);
 pid_t __wrap__Fork(void);
 
 pid_t __wrap__Fork(void)
 {
+    if (forks_fail) {
+        errno = EAGAIN;
+        return -1;
+    }
     pid_t pid = __real__Fork();
     if (pid == 0 && holds)
         kill(getpid(), SIGSTOP);
@@ -336,6 +342,36 @@ static void a_python_that_does_not_start_is_not_awaited(void **state)
     close(pair[1]);
 }
 
+static void ignore(int signal)
+{
+    (void)signal;
+}
+
+static void signals_do_not_end_the_wait_for_a_child(void **state)
+{
+    (void)state;
+    int pair[2];
+    pid_t pid;
+    unsigned missing;
+    struct sigaction old, none = {.sa_handler = ignore}; // without SA_RESTART
+    struct itimerval often = {{0, 5000}, {0, 5000}}, never = {{0, 0}, {0, 0}};
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    assert_int_equal(sigaction(SIGALRM, &none, &old), 0);
+    int64_t until_us = clock_us() + 50000;
+    const struct sandbox_patience some = {-1, until_us};
+    holds = true;
+    setitimer(ITIMER_REAL, &often, NULL);
+    int rc = sandbox_start("", pair[1], &some, &pid, &missing);
+    setitimer(ITIMER_REAL, &never, NULL);
+    holds = false;
+    sigaction(SIGALRM, &old, NULL);
+    assert_int_equal(rc, -EIO);
+    assert_true(clock_us() >= until_us);
+    assert_non_null(strstr(fail_text(), "child: Connection timed out"));
+    close(pair[0]);
+    close(pair[1]);
+}
+
 static void missing_layers_have_names(void **state)
 {
     (void)state;
@@ -372,6 +408,40 @@ static int starts(unsigned *ret_missing)
         waitpid(pid, NULL, 0);
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); // no child is left
     return rc;
+}
+
+static void a_process_that_cannot_be_made_is_an_error(void **state)
+{
+    (void)state;
+    unsigned missing, before = n_descriptors();
+    forks_fail = true;
+    assert_int_equal(starts(&missing), -EIO);
+    forks_fail = false;
+    assert_string_equal(fail_text(),
+                        "template: cannot start a process: Resource temporarily unavailable");
+    assert_int_equal(n_descriptors(), before);
+}
+
+/* For /dev/null, or for the pipe of the report. */
+static void descriptors_that_cannot_be_opened_are_an_error(void **state)
+{
+    (void)state;
+    struct rlimit files;
+    unsigned missing, before = n_descriptors();
+    pid_t pid;
+    int next = dup(STDIN_FILENO);
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &files), 0);
+    for (unsigned n_free = 0; n_free < 3; n_free++) {
+        struct rlimit few = {(rlim_t)next + n_free, files.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+        int rc = sandbox_start("", STDIN_FILENO, &endless, &pid, &missing);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
+        assert_int_equal(rc, -EIO);
+        assert_string_equal(fail_text(),
+                            "template: no descriptors for a helper: Too many open files");
+        assert_int_equal(n_descriptors(), before);
+    }
 }
 
 static void a_layer_that_is_refused_is_missing(void **state)
@@ -587,7 +657,10 @@ int main(void)
         cmocka_unit_test(a_limit_that_cannot_be_set_is_an_error),
         cmocka_unit_test(a_child_that_is_held_is_not_awaited),
         cmocka_unit_test(a_python_that_does_not_start_is_not_awaited),
+        cmocka_unit_test(signals_do_not_end_the_wait_for_a_child),
         cmocka_unit_test(missing_layers_have_names),
+        cmocka_unit_test(a_process_that_cannot_be_made_is_an_error),
+        cmocka_unit_test(descriptors_that_cannot_be_opened_are_an_error),
         cmocka_unit_test(a_layer_that_is_refused_is_missing),
         cmocka_unit_test(a_step_that_fails_is_named),
         cmocka_unit_test(the_layers_are_what_they_should_be),

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "base/err.h"
@@ -17,6 +19,7 @@
 #include "gateway/serve/sandbox.h"
 #include "gateway/serve/template.h"
 #include "lib/fakes/failing.h"
+#include "lib/fakes/failing_thread.h"
 #include "lib/lib.h"
 #include "lib/rigs/logged.h"
 
@@ -100,16 +103,21 @@ static void keep(void *user, int err, unsigned retry_s, const char *text, size_t
     pthread_mutex_unlock(&outcome.mu);
 }
 
-/* Whether the rendering has this result. */
-static bool renders(struct template *t, int err, const char *text)
+static bool renders_with(struct template *t, const char *vars, int err, const char *text)
 {
     outcome.here = false;
-    assert_int_equal(template_render(t, "payer", "x", 1, "{}", 0, keep, &outcome), 0);
+    assert_int_equal(template_render(t, "payer", "x", 1, vars, 0, keep, &outcome), 0);
     pthread_mutex_lock(&outcome.mu);
     while (!outcome.here)
         pthread_cond_wait(&outcome.cv, &outcome.mu);
     pthread_mutex_unlock(&outcome.mu);
     return outcome.err == err && strcmp(outcome.text, text) == 0;
+}
+
+/* Whether the rendering has this result. */
+static bool renders(struct template *t, int err, const char *text)
+{
+    return renders_with(t, "{}", err, text);
 }
 
 static unsigned n_descriptors(void)
@@ -212,6 +220,84 @@ static void a_stop_ends_a_start_and_a_rendering(void **state)
     template_free(NULL);
 }
 
+#define TOO_SLOW "the chat template took longer than 0.2 s"
+
+static struct template *of_helpers(enum part part, unsigned timeout_ms)
+{
+    struct template *t = NULL;
+    for (size_t j = 0; j < ARRAY_LEN(parts); j++)
+        parts[j] = part;
+    assert_int_equal(template_new(1, timeout_ms, WAIT_US, &t), 0);
+    return t;
+}
+
+/* The request is larger than what a socket holds. */
+static void a_helper_that_does_not_read_is_killed(void **state)
+{
+    (void)state;
+    static char vars[4 << 20];
+    memset(vars, ' ', sizeof(vars) - 1);
+    vars[0] = '{';
+    vars[sizeof(vars) - 2] = '}';
+    struct template *t = of_helpers(SLOW, 200);
+    logged_begin();
+    bool ok = renders_with(t, vars, -EINVAL, TOO_SLOW);
+    template_free(t);
+    const char *log = logged_end();
+    assert_true(ok);
+    assert_int_equal(logged_count(log, "killed reason=time"), 1);
+}
+
+static void ignore(int signal)
+{
+    (void)signal;
+}
+
+/* The main thread does not take them. */
+static void signals_do_not_end_a_wait(void **state)
+{
+    (void)state;
+    struct sigaction old, none = {.sa_handler = ignore}; // without SA_RESTART
+    struct itimerval often = {{0, 5000}, {0, 5000}}, never = {{0, 0}, {0, 0}};
+    sigset_t alarm;
+    sigemptyset(&alarm);
+    sigaddset(&alarm, SIGALRM);
+    assert_int_equal(sigaction(SIGALRM, &none, &old), 0);
+    struct template *t = of_helpers(SLOW, 200);
+    pthread_sigmask(SIG_BLOCK, &alarm, NULL);
+    logged_begin();
+    setitimer(ITIMER_REAL, &often, NULL);
+    bool ok = renders(t, -EINVAL, TOO_SLOW);
+    setitimer(ITIMER_REAL, &never, NULL);
+    template_free(t);
+    const char *log = logged_end();
+    assert_true(ok);
+    assert_int_equal(logged_count(log, "killed reason=time"), 1);
+    pthread_sigmask(SIG_UNBLOCK, &alarm, NULL);
+    sigaction(SIGALRM, &old, NULL);
+}
+
+/* One is free, for template_new() itself. */
+static void a_helper_without_a_descriptor_is_started_later(void **state)
+{
+    (void)state;
+    struct rlimit before;
+    logged_begin();
+    int next = dup(STDIN_FILENO);
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    struct rlimit few = {(rlim_t)next + 1, before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    struct template *t = of_helpers(GOOD, 60000);
+    bool ok = renders(t, -EIO, "template: cannot create a socket pair: Too many open files");
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    ok = ok && renders(t, 0, "fine");
+    template_free(t);
+    const char *log = logged_end();
+    assert_true(ok);
+    assert_int_equal(logged_count(log, "template: cannot create a socket pair"), 2);
+}
+
 static void failed_allocations_are_errors(void **state)
 {
     (void)state;
@@ -222,10 +308,12 @@ static void failed_allocations_are_errors(void **state)
         assert_int_equal(template_new(1, 200, WAIT_US, &t), -ENOMEM);
         assert_true(failing_has_failed());
     }
+    failing_thread_at(2);
+    assert_int_equal(template_new(2, 200, WAIT_US, &t), -ENOMEM);
+    assert_string_equal(fail_text(), "template: cannot start a thread");
+    assert_null(t);
     assert_int_equal(n_descriptors(), before);
-    for (size_t j = 0; j < ARRAY_LEN(parts); j++)
-        parts[j] = GOOD;
-    assert_int_equal(template_new(1, 20000, WAIT_US, &t), 0);
+    t = of_helpers(GOOD, 20000);
     assert_true(renders(t, 0, "fine"));
     failing_at(1);
     assert_int_equal(template_render(t, "payer", "x", 1, "{}", 0, keep, &outcome), -ENOMEM);
@@ -241,6 +329,9 @@ int main(void)
         cmocka_unit_test(each_failure_has_its_error),
         cmocka_unit_test(missing_layers_are_one_warning),
         cmocka_unit_test(a_stop_ends_a_start_and_a_rendering),
+        cmocka_unit_test(a_helper_that_does_not_read_is_killed),
+        cmocka_unit_test(signals_do_not_end_a_wait),
+        cmocka_unit_test(a_helper_without_a_descriptor_is_started_later),
         cmocka_unit_test(failed_allocations_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

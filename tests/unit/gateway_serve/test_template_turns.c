@@ -5,6 +5,7 @@
 #include <string.h>
 #include "base/err.h"
 #include "gateway/serve/template_turns.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
 #define MAX 64
@@ -209,6 +210,17 @@ static void an_end_admits_others_only_after_its_own_probe(void **state)
     assert_int_equal(next(0, 0), 3);
 }
 
+static void a_payer_without_memory_takes_no_place(void **state)
+{
+    (void)state;
+    failing_at(1);
+    assert_int_equal(enter("a", "x", 0), -ENOMEM);
+    assert_true(failing_has_failed());
+    assert_int_equal(next(0, 0), -1);
+    assert_int_equal(enter("a", "x", 0), 0);
+    assert_int_equal(next(0, 0), n_places - 1);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, end)
 
 int main(void)
@@ -223,6 +235,7 @@ int main(void)
         CASE(only_some_failing_templates_are_known),
         CASE(a_template_that_runs_is_not_forgotten),
         CASE(an_end_admits_others_only_after_its_own_probe),
+        CASE(a_payer_without_memory_takes_no_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

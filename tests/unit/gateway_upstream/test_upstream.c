@@ -11,6 +11,7 @@
 #include "base/err.h"
 #include "gateway/upstream/upstream_impl.h"
 #include "lib/fakes/failing.h"
+#include "lib/fakes/failing_thread.h"
 #include "lib/fakes/fake_verifier.h"
 #include "lib/lib.h"
 
@@ -307,7 +308,7 @@ static void failed_allocations_are_errors(void **state)
     (void)state;
     const char *targets[] = {address};
     struct upstream *u = NULL;
-    for (unsigned n = 1; n <= 3; n++) { // itself, affinity, calls
+    for (unsigned n = 1; n <= 4; n++) { // itself, affinity, calls, the target
         failing_at(n);
         assert_int_equal(upstream_new(targets, 1, &patience, &u), -ENOMEM);
         assert_true(failing_has_failed());
@@ -316,6 +317,101 @@ static void failed_allocations_are_errors(void **state)
     failing_at(1);
     assert_int_equal(upstream_wait(&still, NULL, 1, called, NULL), -ENOMEM);
     assert_true(failing_has_failed());
+}
+
+static void an_address_that_cannot_be_used_is_an_error(void **state)
+{
+    (void)state;
+    const char *targets[] = {address, ""};
+    struct upstream *u = NULL;
+    assert_int_equal(upstream_new(targets, 2, &patience, &u), -EINVAL);
+    assert_string_equal(fail_text(), "cannot create a channel to the verifier ");
+    assert_null(u);
+}
+
+/* The second thread is the watcher; the first one belongs to the channel. */
+static void without_a_thread_there_are_no_verifiers(void **state)
+{
+    (void)state;
+    const char *targets[] = {address};
+    struct upstream *u = NULL;
+    failing_thread_at(1);
+    assert_true(upstream_new(targets, 1, &patience, &u) < 0);
+    assert_non_null(strstr(fail_text(), "cannot create a channel to the verifier unix:"));
+    failing_thread_at(2);
+    assert_int_equal(upstream_new(targets, 1, &patience, &u), -ENOMEM);
+    assert_string_equal(fail_text(), "upstream: cannot start a thread");
+    assert_null(u);
+}
+
+/* ---- answers that find no memory ---- */
+
+static struct {
+    pthread_mutex_t mu;
+    bool keeps; // the next call is kept, and not made
+    unary_calls_done *done;
+    void *user;
+} kept = {.mu = PTHREAD_MUTEX_INITIALIZER};
+
+void __real_unary_calls_make(struct unary_calls *s, struct rpc_client *c, const char *path,
+                             int64_t timeout_us, const ProtobufCMessage *request,
+                             const ProtobufCMessageDescriptor *reply, unary_calls_done *done,
+                             void *user);
+void __wrap_unary_calls_make(struct unary_calls *s, struct rpc_client *c, const char *path,
+                             int64_t timeout_us, const ProtobufCMessage *request,
+                             const ProtobufCMessageDescriptor *reply, unary_calls_done *done,
+                             void *user);
+
+void __wrap_unary_calls_make(struct unary_calls *s, struct rpc_client *c, const char *path,
+                             int64_t timeout_us, const ProtobufCMessage *request,
+                             const ProtobufCMessageDescriptor *reply, unary_calls_done *done,
+                             void *user)
+{
+    pthread_mutex_lock(&kept.mu);
+    bool keeps = kept.keeps;
+    if (keeps) {
+        kept.keeps = false;
+        kept.user = user;
+        kept.done = done;
+    }
+    pthread_mutex_unlock(&kept.mu);
+    if (!keeps)
+        __real_unary_calls_make(s, c, path, timeout_us, request, reply, done, user);
+}
+
+/* Waits for the next call, which is then the test's to answer. */
+static void keep_a_call(void)
+{
+    bool is_kept = false;
+    pthread_mutex_lock(&kept.mu);
+    kept.keeps = true;
+    pthread_mutex_unlock(&kept.mu);
+    for (unsigned i = 0; i < WAIT_MS && !is_kept; i++) {
+        poll(NULL, 0, 1);
+        pthread_mutex_lock(&kept.mu);
+        is_kept = !kept.keeps;
+        pthread_mutex_unlock(&kept.mu);
+    }
+    assert_true(is_kept);
+}
+
+static void an_answer_without_memory_changes_no_state(void **state)
+{
+    (void)state;
+    Tandem__V1__ModelInfo *info = calloc(1, sizeof(*info));
+    struct fake_verifier *f = fake_verifier_start(address);
+    AUTO(upstream_free) struct upstream *u = upstream_of(address);
+    until(u, UPSTREAM_READY);
+    keep_a_call();
+    tandem__v1__model_info__init(info);
+    info->state = TANDEM__V1__MODEL_INFO__STATE__DRAINING;
+    failing_at(1);
+    kept.done(kept.user, &(struct rpc_status){.code = RPC_OK}, &info->base);
+    assert_true(failing_has_failed());
+    assert_int_equal(state_of(u), UPSTREAM_READY);
+    fake_verifier_state(f, TANDEM__V1__MODEL_INFO__STATE__LOADING, 0.5f);
+    until(u, UPSTREAM_LOADING); // it is asked again
+    fake_verifier_stop(f);
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
@@ -333,6 +429,9 @@ int main(void)
         CASE(a_call_leaves_a_verifier_that_drains_or_is_silent),
         CASE(from_1_to_32_verifiers_are_accepted),
         CASE(failed_allocations_are_errors),
+        CASE(an_address_that_cannot_be_used_is_an_error),
+        CASE(without_a_thread_there_are_no_verifiers),
+        CASE(an_answer_without_memory_changes_no_state),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

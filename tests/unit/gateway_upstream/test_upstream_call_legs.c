@@ -666,6 +666,74 @@ static void a_silent_verifier_does_not_take_over(void **state)
     play_end();
 }
 
+/* Other bits could follow these tokens, so the first one keeps the call. */
+static void tokens_meanwhile_keep_an_answer_that_may_differ(void **state)
+{
+    (void)state;
+    begin_some(2);
+    call.exact = false;
+    u.verifiers[0].state = UPSTREAM_DOWN;
+    tick_after(5 * S + 1);
+    assert_int_equal(n_streams, 2);
+    run(0, 0, 13, 2);
+    started(1, 0, 7);
+    assert_true(streams[1].cancelled);
+    assert_false(streams[0].cancelled);
+    run(1, 0, 66, 1); // of the one that was left
+    ends(1, RPC_CANCELLED);
+    run(0, 0, 15, 1);
+    finished(0, 0);
+    ends(0, RPC_OK);
+    hears("13 14 15 finished0 done");
+    play_end();
+}
+
+static void a_call_that_ends_leaves_the_next_verifier(void **state)
+{
+    (void)state;
+    begin_some(2);
+    u.verifiers[0].state = UPSTREAM_DRAINING;
+    tick_after(0);
+    assert_int_equal(n_streams, 2);
+    run(0, 1, 13, 1); // there is no such choice
+    assert_true(call.malformed);
+    assert_true(streams[0].cancelled && streams[1].cancelled);
+    ends(0, RPC_CANCELLED);
+    hears("");
+    ends(1, RPC_CANCELLED);
+    hears("done");
+    play_end();
+}
+
+/* One that was left and has not ended yet holds its place. */
+static void a_call_has_three_streams_at_most(void **state)
+{
+    (void)state;
+    begin_some(5);
+    for (unsigned i = 0; i < 2; i++) {
+        u.verifiers[i].state = UPSTREAM_DRAINING;
+        tick_after(i * 100 * MS);
+    }
+    started(1, 0, 7);
+    tick_after(100 * MS);
+    assert_int_equal(n_streams, 3);
+    u.verifiers[2].state = UPSTREAM_DOWN; // it is silent before it begins
+    tick_after(6 * S);
+    assert_true(streams[0].cancelled && streams[2].cancelled);
+    hears("resume(0>1: it drains) ");
+    tick_after(6 * S);
+    assert_int_equal(n_streams, 3);
+    ends(0, RPC_CANCELLED);
+    tick_after(6 * S);
+    assert_int_equal(n_streams, 4);
+    ends(2, RPC_CANCELLED);
+    finished(1, 0);
+    ends(1, RPC_OK);
+    ends(3, RPC_CANCELLED);
+    hears("finished0 done");
+    play_end();
+}
+
 /* ---- the owner ---- */
 
 static void a_cancel_ends_all_legs(void **state)
@@ -762,6 +830,9 @@ int main(void)
         cmocka_unit_test(a_drain_moves_only_answers_that_keep_their_bits),
         cmocka_unit_test(an_answer_waits_from_the_loss_of_its_verifier),
         cmocka_unit_test(a_silent_verifier_does_not_take_over),
+        cmocka_unit_test(tokens_meanwhile_keep_an_answer_that_may_differ),
+        cmocka_unit_test(a_call_that_ends_leaves_the_next_verifier),
+        cmocka_unit_test(a_call_has_three_streams_at_most),
         cmocka_unit_test(a_cancel_ends_all_legs),
         cmocka_unit_test(a_cancel_ends_the_wait_for_a_verifier),
         cmocka_unit_test(only_a_call_that_waits_expires),
