@@ -14,8 +14,15 @@
 #define WAIT_S 60
 #define PREFACE "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-enum { DATA = 0, HEADERS = 1, RST_STREAM = 3, SETTINGS = 4, CONTINUATION = 9 }; // types
-enum { END_STREAM = 1, END_HEADERS = 4 };                                       // flags
+enum {
+    DATA = 0,
+    HEADERS = 1,
+    RST_STREAM = 3,
+    SETTINGS = 4,
+    CONTINUATION = 9,
+    UNKNOWN = 77
+};                                        // types
+enum { END_STREAM = 1, END_HEADERS = 4 }; // flags
 enum { FRAME_HEAD = 9, FRAME_MAX = 1 << 14, INITIAL_WINDOW_SIZE = 4 };
 
 static void send_all(struct http2_client *c, const void *data, size_t len)
@@ -126,6 +133,13 @@ void http2_client_endless_headers(struct http2_client *c, size_t n_bytes)
     send_frame(c, HEADERS, 0, c->next_stream, fields, n);
     for (size_t sent = 0; sent < n_bytes && send_some(c, more, len); sent += len)
         ;
+}
+
+void http2_client_pad(struct http2_client *c, size_t n_bytes)
+{
+    static const uint8_t zeros[UINT8_MAX];
+    for (size_t sent = 0; sent < n_bytes; sent += FRAME_HEAD + sizeof(zeros))
+        send_frame(c, UNKNOWN, 0, 0, zeros, sizeof(zeros));
 }
 
 void http2_client_await_end(struct http2_client *c)

@@ -24,6 +24,8 @@ struct http2_client http2_client_open_tcp(uint16_t port);
 void http2_client_reset(struct http2_client *c, const char *path, unsigned n);
 /* Starts a call whose headers have n_bytes and do not end; stops like the above. */
 void http2_client_endless_headers(struct http2_client *c, size_t n_bytes);
+/* Sends frames of an unknown type, which a server ignores; at least n_bytes. */
+void http2_client_pad(struct http2_client *c, size_t n_bytes);
 /* Waits until the server has ended the connection. */
 void http2_client_await_end(struct http2_client *c);
 void http2_client_close(struct http2_client *c);

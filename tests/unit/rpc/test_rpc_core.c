@@ -8,6 +8,8 @@
 #include <sys/wait.h>
 #include <tandem/v1/proposer.pb-c.h>
 #include <unistd.h>
+#include "lib/fakes/failing.h"
+#include "lib/rigs/logged.h"
 #include "lib/rigs/rpc_rig.h"
 #include "rpc/rpc_base.h"
 
@@ -203,7 +205,16 @@ static void the_three_files_of_tls_are_set_together(void **state)
     }
 }
 
-/* ---- mistakes in our code ---- */
+static void tls_roles_must_name_roles(void **state)
+{
+    (void)state;
+    const struct conf_list tls_roles = {.n = 1, .v = {(char *)"x=nobody"}};
+    assert_int_equal(rpc_tls_init(&(struct rpc_tls){0}, &tls_roles), -EINVAL);
+    assert_non_null(strstr(fail_text(), "nobody"));
+    assert_false(rpc_tls_on());
+}
+
+/* ---- mistakes in our code, and no memory ---- */
 
 #define METHODS 65
 
@@ -219,11 +230,18 @@ static void add_methods(struct rpc_server *s, unsigned n, unsigned roles, bool s
     }
 }
 
+/* Whether abort() ends the process. */
+static bool is_aborted(pid_t pid)
+{
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+}
+
 /* Whether that ends a process. */
 static bool add_aborts(unsigned n, unsigned roles, bool same_path)
 {
     struct rpc_server *s;
-    int status;
     assert_int_equal(rpc_server_new(&(struct rpc_server_options){0}, &s), 0);
     pid_t pid = fork();
     if (!pid) {
@@ -231,9 +249,9 @@ static bool add_aborts(unsigned n, unsigned roles, bool same_path)
         add_methods(s, n, roles, same_path);
         _exit(0);
     }
-    assert_int_equal(waitpid(pid, &status, 0), pid);
+    bool aborted = is_aborted(pid);
     rpc_server_stop(s, 0);
-    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+    return aborted;
 }
 
 static void methods_that_cannot_be_served_end_the_process(void **state)
@@ -243,6 +261,22 @@ static void methods_that_cannot_be_served_end_the_process(void **state)
     assert_true(add_aborts(65, RPC_ROLE_ANY, false));
     assert_true(add_aborts(1, 0, false)); // nobody may call it
     assert_true(add_aborts(2, RPC_ROLE_ANY, true));
+}
+
+static void without_memory_for_a_call_the_process_ends(void **state)
+{
+    (void)state;
+    logged_begin();
+    pid_t pid = fork();
+    if (!pid) {
+        signal(SIGABRT, SIG_DFL);
+        failing_at(1);
+        free(rpc_alloc(1, 8));
+        _exit(0);
+    }
+    bool aborted = is_aborted(pid);
+    assert_int_equal(logged_count(logged_end(), "rpc: out of memory"), 1);
+    assert_true(aborted);
 }
 
 /* ---- unsent messages ---- */
@@ -428,7 +462,9 @@ int main(void)
         cmocka_unit_test(a_server_has_one_thread_or_as_many_as_requested),
         cmocka_unit_test(without_a_thread_there_is_no_server_and_no_client),
         cmocka_unit_test(the_three_files_of_tls_are_set_together),
+        cmocka_unit_test(tls_roles_must_name_roles),
         cmocka_unit_test(methods_that_cannot_be_served_end_the_process),
+        cmocka_unit_test(without_memory_for_a_call_the_process_ends),
         cmocka_unit_test(unsent_messages_keep_their_order),
         cmocka_unit_test(on_drain_is_due_when_half_of_the_mark_is_left),
         cmocka_unit_test(the_message_in_flight_outlives_a_clear),

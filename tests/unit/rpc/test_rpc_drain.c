@@ -54,6 +54,27 @@ static void after_its_time_limit_a_drain_ends_calls_with_a_sentence(void **state
     r->server = NULL;
 }
 
+/* Its status waits for a message that is not read, so gRPC core ends the call. */
+static void a_client_that_does_not_read_delays_a_stop_for_a_second(void **state)
+{
+    struct rpc_rig *r = *state;
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_call(r, "/test/Flood", 1, 1, &t);
+    rpc_stream_pause(s);
+    rpc_rig_await(&rpc_rig_seen.flooded, 5); // more than 256 KiB
+    int64_t from_us = clock_us();
+    rpc_server_stop(r->server, 0);
+    int64_t took_us = clock_us() - from_us;
+    r->server = NULL;
+    assert_in_range(took_us, 1000000, RPC_RIG_WAIT_US);
+    assert_int_equal(rpc_rig_seen.cancels, 1);
+    assert_int_equal(rpc_rig_seen.ends, 1);
+    rpc_stream_unpause(s);
+    rpc_rig_await(&t.ends, 1);
+    assert_int_not_equal(t.status.code, RPC_OK);
+    rpc_stream_free(s);
+}
+
 /* ---- random calls and restarts ---- */
 
 #define STRESS_THREADS 3
@@ -153,6 +174,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         RPC_RIG_TEST(a_drain_lets_running_calls_finish),
         RPC_RIG_TEST(after_its_time_limit_a_drain_ends_calls_with_a_sentence),
+        RPC_RIG_TEST(a_client_that_does_not_read_delays_a_stop_for_a_second),
         cmocka_unit_test(calls_of_every_kind_survive_restarts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,18 +1,67 @@
 /* test_rpc_guard.c - TCP clients that abuse a server lose their connection; others are served. */
+#include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "base/clock.h"
+#include "base/err.h"
 #include "base/metrics.h"
 #include "lib/clients/http2_client.h"
 #include "lib/rigs/rpc_rig.h"
+#include "rpc/rpc_guard.h"
 #include "rpc/rpc_peers.h"
 
 #define MAX_UNEXPLAINED (2 << 20)
 #define DESCRIPTORS 64
+
+/* ---- calls of the guard; the linker hands them to these ---- */
+
+static atomic_int n_failing_dups;             // calls of dup3() that fail
+static atomic_int_fast64_t ahead_us, jump_us; // of the clock; of its jump after the next poll()
+static int n_polls;                           // with a time limit
+
+int __real_dup3(int from, int to, int flags);
+int __wrap_dup3(int from, int to, int flags);
+int __wrap_dup3(int from, int to, int flags)
+{
+    if (atomic_load(&n_failing_dups) == 0)
+        return __real_dup3(from, to, flags);
+    atomic_fetch_sub(&n_failing_dups, 1);
+    errno = EBADF; // as if another thread had closed it
+    return -1;
+}
+
+int64_t __real_clock_us(void);
+int64_t __wrap_clock_us(void);
+int64_t __wrap_clock_us(void)
+{
+    return __real_clock_us() + atomic_load(&ahead_us);
+}
+
+int __real_poll(struct pollfd *p, nfds_t n, int timeout_ms);
+int __wrap_poll(struct pollfd *p, nfds_t n, int timeout_ms);
+int __wrap_poll(struct pollfd *p, nfds_t n, int timeout_ms)
+{
+    int r = __real_poll(p, n, timeout_ms);
+    if (timeout_ms > 0) {
+        atomic_fetch_add(&ahead_us, atomic_exchange(&jump_us, 0));
+        rpc_rig_bump(&n_polls);
+    }
+    return r;
+}
+
+static void await_scans(int n)
+{
+    rpc_rig_await(&n_polls, rpc_rig_count(&n_polls) + n);
+}
+
+/* ---- a server ---- */
 
 /* A server on TCP, and a good client that has a stream. */
 struct guard_rig {
@@ -144,6 +193,97 @@ static void a_client_that_cancels_a_thousand_calls_is_not_ended(void **state)
     done(&g);
 }
 
+static void a_connection_that_cannot_be_held_is_ended_in_a_later_scan(void **state)
+{
+    (void)state;
+    atomic_store(&n_failing_dups, 2);
+    resets("/test/Keep", false);
+    assert_int_equal(atomic_load(&n_failing_dups), 0);
+}
+
+static void calls_of_a_banned_client_are_not_served(void **state)
+{
+    enum { N = 10 }; // the first scan may precede a call
+    (void)state;
+    struct guard_rig g;
+    init(&g, false);
+    for (int i = 0; i < 2; i++) {
+        struct http2_client c = http2_client_open_tcp(g.port);
+        http2_client_reset(&c, "/test/Chat", 2 * RPC_PEERS_RESETS_BURST);
+        http2_client_await_end(&c);
+        http2_client_close(&c);
+    }
+    int before = ended("ban");
+    for (int i = 0; i < N; i++) {
+        struct http2_client c = http2_client_open_tcp(g.port);
+        http2_client_call(&c, "/test/Keep");
+        http2_client_await_end(&c);
+        http2_client_close(&c);
+    }
+    assert_int_equal(ended("ban"), before + N);
+    assert_int_equal(rpc_rig_count(&rpc_rig_seen.starts), 0);
+    stream_is_served(&g);
+    done(&g);
+}
+
+static void a_process_that_was_stopped_has_no_stalled_threads(void **state)
+{
+    (void)state;
+    struct guard_rig g;
+    int before = all_ended();
+    init(&g, false);
+    struct http2_client c = http2_client_open_tcp(g.port);
+    http2_client_pad(&c, RPC_PEERS_STALL_BYTES * 3 / 2); // what a stall is blamed for
+    stream_is_served(&g);
+    await_scans(2);
+    atomic_store(&jump_us, 10 * RPC_PEERS_STALL_US);
+    await_scans(3);
+    assert_int_equal(atomic_load(&jump_us), 0);
+    assert_int_equal(all_ended(), before);
+    http2_client_close(&c);
+    stream_is_served(&g);
+    done(&g);
+}
+
+/* The number of the next descriptor. */
+static int next_descriptor(void)
+{
+    int fd = eventfd(0, 0);
+    assert_true(fd >= 0);
+    close(fd);
+    return fd;
+}
+
+/* A guard needs three descriptors, and a server one more. */
+static void without_descriptors_there_is_no_guard_and_no_server(void **state)
+{
+    (void)state;
+    struct rlimit limit, few;
+    int first = next_descriptor(), n_failed = 0, r = -1;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    few = (struct rlimit){.rlim_cur = (rlim_t)first, .rlim_max = limit.rlim_max};
+    for (; r < 0; few.rlim_cur += r < 0, n_failed += r < 0) {
+        struct rpc_guard *g = NULL;
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+        r = rpc_guard_new(1, 0, &g);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+        assert_true(r == 0 || r == -EMFILE);
+        if (r < 0)
+            assert_string_equal(fail_text(), "cannot watch connections by /proc/self/fd: "
+                                             "Too many open files");
+        rpc_guard_free(g);
+        assert_int_equal(next_descriptor(), first);
+    }
+    assert_true(n_failed >= 3);
+    struct rpc_server *s;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    r = rpc_server_new(&(struct rpc_server_options){0}, &s);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    assert_int_equal(r, -EMFILE);
+    assert_string_equal(fail_text(), "eventfd: Too many open files");
+    assert_int_equal(next_descriptor(), first);
+}
+
 static void large_messages_do_not_end_a_connection(void **state)
 {
     (void)state;
@@ -197,6 +337,10 @@ int main(void)
         cmocka_unit_test(reset_calls_end_a_connection),
         cmocka_unit_test(reset_calls_end_a_connection_of_a_passed_socket),
         cmocka_unit_test(a_client_that_cancels_a_thousand_calls_is_not_ended),
+        cmocka_unit_test(a_connection_that_cannot_be_held_is_ended_in_a_later_scan),
+        cmocka_unit_test(calls_of_a_banned_client_are_not_served),
+        cmocka_unit_test(a_process_that_was_stopped_has_no_stalled_threads),
+        cmocka_unit_test(without_descriptors_there_is_no_guard_and_no_server),
         cmocka_unit_test(large_messages_do_not_end_a_connection),
         cmocka_unit_test(silent_connections_leave_half_of_the_descriptors),
     };

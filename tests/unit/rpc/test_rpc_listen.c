@@ -2,12 +2,30 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
+#include "base/clock.h"
+#include "base/err.h"
 #include "lib/rigs/rpc_rig.h"
+#include "rpc/rpc_listen.h"
+
+/* The linker hands our calls of accept4() to this. */
+static atomic_int n_failing, failure; // calls that fail, and their errno
+
+int __real_accept4(int fd, struct sockaddr *a, socklen_t *len, int flags);
+int __wrap_accept4(int fd, struct sockaddr *a, socklen_t *len, int flags);
+int __wrap_accept4(int fd, struct sockaddr *a, socklen_t *len, int flags)
+{
+    if (atomic_load(&n_failing) == 0)
+        return __real_accept4(fd, a, len, flags);
+    atomic_fetch_sub(&n_failing, 1);
+    errno = atomic_load(&failure);
+    return -1;
+}
 
 static void the_socket_of_a_running_server_is_not_replaced(void **state)
 {
@@ -114,6 +132,34 @@ static void sockets_are_limited(void **state)
     rpc_server_stop(s, 0); // the tear-down checks that no socket remains
 }
 
+static void a_closed_descriptor_is_refused(void **state)
+{
+    (void)state;
+    struct rpc_listen l;
+    assert_int_equal(rpc_listen_init(&l, NULL, NULL), 0);
+    assert_int_equal(rpc_listen_fd(&l, -1, 0), -EBADF);
+    assert_string_equal(fail_text(), "descriptor -1: Bad file descriptor");
+    rpc_listen_done(&l);
+}
+
+static void without_a_descriptor_accepting_waits_and_tries_again(void **state)
+{
+    enum { N = 2, WAIT_US = 100000 };
+    static const int failures[] = {EMFILE, ENFILE, ENOMEM};
+    struct rpc_rig *r = *state;
+    for (size_t i = 0; i < ARRAY_LEN(failures); i++) {
+        struct rpc_client *c;
+        atomic_store(&failure, failures[i]);
+        atomic_store(&n_failing, N);
+        int64_t from_us = clock_us();
+        assert_int_equal(rpc_client_new(r->target, NULL, &c), 0);
+        assert_int_equal(rpc_rig_echo(c, NULL, 7).code, RPC_OK);
+        assert_int_equal(atomic_load(&n_failing), 0);
+        assert_true(clock_us() - from_us >= N * WAIT_US);
+        rpc_client_free(c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -123,6 +169,8 @@ int main(void)
         cmocka_unit_test(bad_addresses_are_named),
         RPC_RIG_TEST(sockets_are_limited),
         cmocka_unit_test(passed_sockets_are_served),
+        cmocka_unit_test(a_closed_descriptor_is_refused),
+        RPC_RIG_TEST(without_a_descriptor_accepting_waits_and_tries_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -369,6 +369,23 @@ static void a_ban_covers_the_network_of_an_ipv6_client(void **state)
     rpc_peer_done(peers, other, now_us);
 }
 
+/* The table has 1024 buckets, and these ports share one. */
+static void addresses_of_one_bucket_have_separate_accounts(void **state)
+{
+    enum { PORT = 1, OTHER = PORT + 1024 };
+    (void)state;
+    struct rpc_peer *p = call(PORT, 0), *other = call(OTHER, 0);
+    assert_ptr_not_equal(p, other);
+    rpc_peer_done(peers, other, now_us);
+    assert_true(reset_until_end(p, 9000));
+    assert_null(call(PORT, 0));
+    assert_ptr_equal(call(OTHER, 0), other);
+    assert_int_equal(take(PORT), RPC_PEERS_RESETS);
+    assert_int_equal(take(OTHER), RPC_PEERS_KEEP);
+    rpc_peer_done(peers, p, now_us);
+    rpc_peer_done(peers, other, now_us);
+}
+
 static void offences_that_lie_apart_ban_nobody(void **state)
 {
     (void)state;
@@ -409,6 +426,7 @@ int main(void)
         TEST(a_new_connection_with_the_address_of_an_ended_one_is_served),
         TEST(after_two_offences_new_connections_of_the_address_end),
         TEST(a_ban_covers_the_network_of_an_ipv6_client),
+        TEST(addresses_of_one_bucket_have_separate_accounts),
         TEST(offences_that_lie_apart_ban_nobody),
         TEST(a_banned_connection_ends_in_the_next_scan),
     };

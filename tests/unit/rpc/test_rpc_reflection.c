@@ -10,6 +10,17 @@ typedef Grpc__Reflection__V1alpha__ServerReflectionResponse Answer;
 #define ANSWERED(x) GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_##x
 
 #define MAX_ANSWERS 8
+#define INFO "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+static int n_pauses; // calls of rpc_call_pause(), which the linker hands to this
+
+void __real_rpc_call_pause(struct rpc_call *c);
+void __wrap_rpc_call_pause(struct rpc_call *c);
+void __wrap_rpc_call_pause(struct rpc_call *c)
+{
+    __real_rpc_call_pause(c);
+    rpc_rig_bump(&n_pauses);
+}
 
 struct reader {
     struct rpc_tally t;
@@ -86,8 +97,43 @@ static void check_reflection(struct rpc_rig *r, const char *path)
 static void reflection_describes_services_files_and_symbols(void **state)
 {
     struct rpc_rig *r = *state;
-    check_reflection(r, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo");
+    check_reflection(r, INFO);
     check_reflection(r, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
+}
+
+static void a_bad_question_ends_its_stream(void **state)
+{
+    struct rpc_rig *r = *state;
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(r, INFO, &t);
+    rpc_stream_send(s, rpc_msg_of("\xff\xff", 2));
+    rpc_rig_await_end(&t, RPC_INVALID_ARGUMENT);
+    assert_string_equal(t.status.text, "the request is not a valid "
+                                       "grpc.reflection.v1alpha.ServerReflectionRequest");
+    rpc_stream_free(s);
+}
+
+static void while_answers_are_unread_no_questions_are_read(void **state)
+{
+    enum { N = 200 }; // each answer has more than 4 KiB
+    struct rpc_rig *r = *state;
+    struct rpc_tally t;
+    Question q = GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_REQUEST__INIT;
+    q.message_request_case = ASKED(FILE_BY_FILENAME);
+    q.file_by_filename = (char *)(uintptr_t) "tandem/v1/verifier.proto";
+    struct rpc_stream *s = rpc_rig_open(r, INFO, &t);
+    rpc_stream_pause(s);
+    n_pauses = 0;
+    for (int i = 0; i < N; i++)
+        rpc_stream_send(s, rpc_pack(&q.base));
+    rpc_stream_close(s);
+    rpc_rig_await(&n_pauses, 1);
+    assert_int_equal(rpc_rig_count(&t.ends), 0);
+    rpc_stream_unpause(s);
+    rpc_rig_await_end(&t, RPC_OK);
+    assert_int_equal(t.messages, N);
+    assert_true(t.bytes > N * (4 << 10));
+    rpc_stream_free(s);
 }
 
 static void symbols_of_every_kind_are_found(void **state)
@@ -128,6 +174,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         RPC_RIG_TEST(reflection_describes_services_files_and_symbols),
+        RPC_RIG_TEST(a_bad_question_ends_its_stream),
+        RPC_RIG_TEST(while_answers_are_unread_no_questions_are_read),
         cmocka_unit_test(symbols_of_every_kind_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

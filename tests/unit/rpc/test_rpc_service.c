@@ -15,8 +15,13 @@
 #define SERVING GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING
 #define NOT_SERVING GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING
 
+static bool no_memory; // for the text of the next statistics
+
 static void fill_stats(void *user, Tandem__V1__StatsReply *reply)
 {
+    if (no_memory)
+        failing_at(1);
+    no_memory = false;
     reply->service = (ProtobufCBinaryData){4, (uint8_t *)"test"};
     reply->running = *(uint32_t *)user;
 }
@@ -144,6 +149,35 @@ static Tandem__V1__StatsReply *stats_over(const char *target)
     return (Tandem__V1__StatsReply *)m;
 }
 
+static void bad_requests_for_stats_and_a_lack_of_memory_are_refused(void **state)
+{
+    (void)state;
+    struct rpc_service *s;
+    struct rpc_client *c;
+    struct rpc_tally t = {0};
+    int r;
+    struct conf_list listen = {.n = 1, .v = {unix_path}};
+    static const struct rpc_events events = {.on_message = rpc_tally_message,
+                                             .on_end = rpc_tally_end};
+    start_on(&listen, NULL, NULL, &r, &s);
+    assert_int_equal(r, 0);
+    assert_int_equal(rpc_client_new(unix_path, NULL, &c), 0);
+    struct rpc_stream *bad = rpc_stream_new(c, "/tandem.v1.Stats/GetStats", NULL, &events, &t);
+    rpc_stream_send(bad, rpc_msg_of("\xff\xff", 2));
+    rpc_rig_finish(bad, &t, RPC_INVALID_ARGUMENT);
+    assert_string_equal(t.status.text, "the request is not a valid tandem.v1.GetStatsRequest");
+    t = (struct rpc_tally){0};
+    no_memory = true;
+    struct rpc_stream *good = rpc_stream_new(c, "/tandem.v1.Stats/GetStats", NULL, &events, &t);
+    rpc_stream_send(good, rpc_msg_of("", 0));
+    rpc_rig_finish(good, &t, RPC_RESOURCE_EXHAUSTED);
+    assert_true(failing_has_failed());
+    assert_string_equal(t.status.text, "no memory for 0 bytes");
+    rpc_client_free(c);
+    protobuf_c_message_free_unpacked(&stats_over(unix_path)->base, NULL);
+    rpc_service_stop(s, 1000);
+}
+
 static bool ends_with(ProtobufCBinaryData text, const char *end)
 {
     size_t n = strlen(end);
@@ -263,6 +297,8 @@ int main(void)
         cmocka_unit_test(a_service_without_an_address_does_not_start),
         cmocka_unit_test_setup_teardown(the_first_address_names_the_instance, make_folder,
                                         remove_folder),
+        cmocka_unit_test_setup_teardown(bad_requests_for_stats_and_a_lack_of_memory_are_refused,
+                                        make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(an_address_that_fails_ends_the_start, make_folder,
                                         remove_folder),
         cmocka_unit_test_setup_teardown(insecure_addresses_are_warned_of, make_folder,
