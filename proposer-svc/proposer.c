@@ -116,14 +116,13 @@ static void on_draft_start(struct rpc_call *call, struct rpc_msg *msg)
 {
     (void)msg; // NULL: a stream starts without a message
     struct proposer *s = rpc_call_service(call);
-    int err = s->draft_thread ? draft_thread_begin_stream(s->draft_thread) : 0;
-    if (err < 0) {
-        rpc_call_fail(call, err);
-        return;
-    }
     struct stream *st = calloc(1, sizeof(*st));
-    if (!st) {
-        rpc_call_fail(call, fail(-ENOMEM, "no memory for a stream"));
+    int err = st ? 0 : fail(-ENOMEM, "no memory for a stream");
+    if (!err && s->draft_thread)
+        err = draft_thread_begin_stream(s->draft_thread);
+    if (err < 0) {
+        free(st);
+        rpc_call_fail(call, err);
         return;
     }
     st->id = atomic_fetch_add(&s->n_streams, 1);

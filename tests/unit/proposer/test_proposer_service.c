@@ -2,6 +2,8 @@
  * one on its own thread. */
 #include <errno.h>
 #include <sched.h>
+#include <semaphore.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,13 +12,32 @@
 #include <tandem/v1/stats.pb-c.h>
 #include <unistd.h>
 #include "base/clock.h"
+#include "base/err.h"
 #include "base/metrics.h"
 #include "base/rng.h"
+#include "lib/fakes/failing.h"
 #include "lib/rigs/rpc_rig.h"
 #include "proposer-svc/draft_thread.h"
 #include "proposer-svc/proposer.h"
 
+/* ---- memory; the linker hands our calls of rpc_call_service() to this ---- */
+
+static atomic_bool no_memory; // for what the next method of a call allocates first
+
+void *__real_rpc_call_service(const struct rpc_call *c);
+void *__wrap_rpc_call_service(const struct rpc_call *c);
+void *__wrap_rpc_call_service(const struct rpc_call *c)
+{
+    if (atomic_exchange(&no_memory, false))
+        failing_at(1);
+    return __real_rpc_call_service(c);
+}
+
 /* ---- a proposer that drafts one token ---- */
+
+static atomic_bool is_held; // drafts wait
+static sem_t may_draft;
+static int n_drafts;
 
 static void stub_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
@@ -44,6 +65,10 @@ static int stub_grow(void *shared, void *seq, const struct prop_context *c)
 static void stub_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
 {
     (void)shared;
+    bool waits = atomic_load(&is_held);
+    rpc_rig_bump(&n_drafts);
+    if (waits)
+        sem_wait(&may_draft);
     for (uint32_t i = 0; i < n; i++) {
         asks[i]->to->n = 1;
         asks[i]->to->tokens[0] = asks[i]->context.n;
@@ -196,6 +221,19 @@ static void without_about_point_drafts_are_offered_for_any_vocabulary(void **sta
     tandem__v1__describe_reply__free_unpacked(d, NULL);
 }
 
+static void a_bad_request_for_the_description_is_refused(void **state)
+{
+    (void)state;
+    struct rpc_tally t = {0};
+    static const struct rpc_events events = {.on_message = rpc_tally_message,
+                                             .on_end = rpc_tally_end};
+    struct rpc_stream *s =
+        rpc_stream_new(client, "/tandem.v1.Proposer/Describe", NULL, &events, &t);
+    rpc_stream_send(s, rpc_msg_of("\xff\xff", 2));
+    rpc_rig_finish(s, &t, RPC_INVALID_ARGUMENT);
+    assert_string_equal(t.status.text, "the request is not a valid tandem.v1.DescribeRequest");
+}
+
 static const struct rpc_events counting = {.on_message = rpc_tally_message,
                                            .on_end = rpc_tally_end};
 
@@ -340,24 +378,91 @@ static void a_verifier_that_does_not_read_gets_the_reason(void **state)
     rpc_stream_free(s);
 }
 
-static void more_than_1024_streams_are_refused(void **state)
+/* Opens a stream that is refused for this reason. */
+static void must_refuse(const char *reason)
 {
-    (void)state;
-    static struct rpc_tally t[DRAFT_THREAD_STREAMS_MAX + 1];
-    static struct rpc_stream *s[DRAFT_THREAD_STREAMS_MAX + 1];
+    struct rpc_tally t;
+    struct rpc_stream *s = open_stream(&t);
+    rpc_rig_finish(s, &t, RPC_RESOURCE_EXHAUSTED);
+    assert_string_equal(t.status.text, reason);
+}
+
+/* Opens as many streams as there may be; one more is refused. */
+static void must_open_1024_streams(void)
+{
+    static struct rpc_tally t[DRAFT_THREAD_STREAMS_MAX];
+    static struct rpc_stream *s[DRAFT_THREAD_STREAMS_MAX];
     for (unsigned i = 0; i < DRAFT_THREAD_STREAMS_MAX; i++)
         s[i] = open_stream(&t[i]);
     AWAIT(n_streams() == DRAFT_THREAD_STREAMS_MAX);
-    struct rpc_stream *over = open_stream(&t[DRAFT_THREAD_STREAMS_MAX]);
-    rpc_rig_await_end(&t[DRAFT_THREAD_STREAMS_MAX], RPC_RESOURCE_EXHAUSTED);
-    assert_string_equal(t[DRAFT_THREAD_STREAMS_MAX].status.text,
-                        "more than 1024 verifiers are connected");
-    rpc_stream_free(over);
+    must_refuse("more than 1024 verifiers are connected");
     for (unsigned i = 0; i < DRAFT_THREAD_STREAMS_MAX; i++) {
         rpc_stream_close(s[i]);
         rpc_rig_finish(s[i], &t[i], RPC_OK);
     }
     AWAIT(n_streams() == 0);
+}
+
+static void more_than_1024_streams_are_refused(void **state)
+{
+    (void)state;
+    must_open_1024_streams();
+}
+
+static void a_stream_refused_without_memory_takes_no_place(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        atomic_store(&no_memory, true);
+        must_refuse("no memory for a stream");
+        assert_true(failing_has_failed());
+    }
+    assert_true(n_streams() == 0);
+    must_open_1024_streams();
+}
+
+static void a_stream_whose_rounds_have_no_place_ends_with_the_reason(void **state)
+{
+    (void)state;
+    struct rpc_tally t;
+    struct rpc_stream *s = open_stream(&t);
+    int before = rpc_rig_count(&n_drafts);
+    sem_init(&may_draft, 0, 0);
+    atomic_store(&is_held, true);
+    rpc_stream_send(s, round_of(1, 1));
+    rpc_rig_await(&n_drafts, before + 1);
+    for (unsigned i = 0; i <= DRAFT_THREAD_ROUNDS_MAX; i++) // the last one has no place
+        rpc_stream_send(s, round_of(1, 2 + i));
+    rpc_rig_finish(s, &t, RPC_RESOURCE_EXHAUSTED);
+    assert_string_equal(t.status.text, "too many rounds wait for a draft");
+    atomic_store(&is_held, false);
+    sem_post(&may_draft);
+    s = open_stream(&t); // the thread continues
+    rpc_stream_send(s, round_of(1, 1));
+    rpc_rig_await(&t.messages, 1);
+    rpc_stream_close(s);
+    rpc_rig_finish(s, &t, RPC_OK);
+    sem_destroy(&may_draft);
+}
+
+/* ---- the start ---- */
+
+static void without_memory_there_is_no_service(void **state)
+{
+    (void)state;
+    struct proposer *other = NULL;
+    const struct proposer_config c = {
+        .name = "kind", .k_max = 8, .max_context = 1000, .sessions = sessions, .ops = &threaded};
+    int r = -ENOMEM;
+    for (unsigned n = 1; r < 0; n++) {
+        failing_at(n);
+        r = proposer_new(&c, &other);
+        assert_true(r == (failing_has_failed() ? -ENOMEM : 0));
+        if (n == 1)
+            assert_string_equal(fail_text(), "proposer: no memory");
+        assert_true(n < 30);
+    }
+    proposer_free(other);
 }
 
 /* ---- figures ---- */
@@ -421,6 +526,7 @@ int main(void)
                                         stop),
         PLAIN(without_about_point_drafts_are_offered_for_any_vocabulary),
         cmocka_unit_test_setup_teardown(both_methods_are_for_verifiers, start_for_clients, stop),
+        PLAIN(a_bad_request_for_the_description_is_refused),
         PLAIN(a_stream_drafts_until_the_verifier_closes_it),
         THREADED(a_stream_drafts_until_the_verifier_closes_it),
         PLAIN(a_bad_round_ends_only_its_stream),
@@ -430,6 +536,9 @@ int main(void)
         PLAIN(a_verifier_that_does_not_read_gets_the_reason),
         THREADED(a_verifier_that_does_not_read_gets_the_reason),
         THREADED(more_than_1024_streams_are_refused),
+        THREADED(a_stream_refused_without_memory_takes_no_place),
+        THREADED(a_stream_whose_rounds_have_no_place_ends_with_the_reason),
+        PLAIN(without_memory_there_is_no_service),
         PLAIN(stats_are_those_of_this_service),
         PLAIN(the_time_of_a_round_has_ten_buckets),
     };
