@@ -1,7 +1,9 @@
 /* test_waiting.c - calls that wait for a loading model, or for texts that take long to tokenize.
  * The verifier runs inside the test's process, so a test decides how long loading and tokenizing
  * take. The gateway runs as a separate process. */
+#include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,9 +12,12 @@
 #include <unistd.h>
 #include "lib/lib.h"
 #include "base/clock.h"
+#include "base/err.h"
+#include "lib/fakes/failing.h"
 #include "lib/rigs/child.h"
 #include "lib/clients/generate.h"
 #include "lib/clients/http_client.h"
+#include "lib/rigs/rpc_rig.h"
 #include "verifier-svc/edge/verifier_service_impl.h"
 
 #define WITHIN_US 60000000
@@ -66,7 +71,8 @@ static void gate_await(struct gate *g)
     pthread_mutex_unlock(&g->mu);
 }
 
-static char tokenized[32]; // the texts of two bytes, in their order
+static atomic_bool is_broken; // loading fails
+static char tokenized[32];    // the texts of two bytes, in their order
 
 int __real_model_load(struct model *m, const struct model_load_options *o);
 int __wrap_model_load(struct model *m, const struct model_load_options *o);
@@ -79,6 +85,8 @@ int __wrap_model_load(struct model *m, const struct model_load_options *o)
 {
     o->progress(o->arg, LOADED);
     gate_pass(&load_gate);
+    if (atomic_load(&is_broken))
+        return fail(-EIO, "the disk is broken");
     return __real_model_load(m, o);
 }
 
@@ -92,6 +100,54 @@ int __wrap_tok_encode(const struct tok *t, const char *text, size_t len, bool pa
     if (len == 2)
         strncat(tokenized, text, 2); // on one thread, since the other one is at the long gate
     return __real_tok_encode(t, text, len, parse_special, add_bos, ret_ids, ret_n);
+}
+
+/* Waits until a condition is true that another thread makes true soon. */
+#define AWAIT(what)                                                                                \
+    for (int64_t until_us_ = clock_us() + WITHIN_US; !(what); sched_yield())                       \
+    assert_true(clock_us() < until_us_)
+
+static atomic_bool no_draft; // no memory for one
+
+struct draft *__real_draft_new(void);
+struct draft *__wrap_draft_new(void);
+struct draft *__wrap_draft_new(void)
+{
+    return atomic_load(&no_draft) ? NULL : __real_draft_new();
+}
+
+/* The last call of rpc_call_after(). */
+static _Atomic(struct rpc_call *) timed_call;
+static void (*timed_fn)(struct rpc_call *c); // valid if timed_call is set
+
+void __real_rpc_call_after(struct rpc_call *c, unsigned ms, void (*fn)(struct rpc_call *c));
+void __wrap_rpc_call_after(struct rpc_call *c, unsigned ms, void (*fn)(struct rpc_call *c));
+void __wrap_rpc_call_after(struct rpc_call *c, unsigned ms, void (*fn)(struct rpc_call *c))
+{
+    __real_rpc_call_after(c, ms, fn);
+    timed_fn = fn;
+    atomic_store(&timed_call, c);
+}
+
+/* A client that reads nothing until too much is unread; then it reads before the sender thread
+ * knows. */
+static _Atomic(struct rpc_stream *) late_reader;
+
+ssize_t __real_rpc_call_send(struct rpc_call *c, struct rpc_msg *msg);
+ssize_t __wrap_rpc_call_send(struct rpc_call *c, struct rpc_msg *msg);
+ssize_t __wrap_rpc_call_send(struct rpc_call *c, struct rpc_msg *msg)
+{
+    struct request *r = rpc_call_user(c);
+    unsigned before = atomic_load(&r->n_drains);
+    ssize_t unread = __real_rpc_call_send(c, msg);
+    if (unread <= (ssize_t)VERIFIER_SERVICE_UNREAD_MAX)
+        return unread;
+    struct rpc_stream *reader = atomic_exchange(&late_reader, NULL);
+    if (reader) {
+        rpc_stream_unpause(reader);
+        AWAIT(atomic_load(&r->n_drains) != before);
+    }
+    return unread;
 }
 
 /* ---- the verifier ---- */
@@ -178,6 +234,14 @@ static int start_with_two_slots(void **state)
 static int start_for_a_client(void **state)
 {
     own_role = RPC_ROLE_CLIENT;
+    start_loading(state);
+    own_role = RPC_ROLE_GATEWAY;
+    return 0;
+}
+
+static int start_for_an_operator(void **state)
+{
+    own_role = RPC_ROLE_OPERATOR;
     start_loading(state);
     own_role = RPC_ROLE_GATEWAY;
     return 0;
@@ -323,6 +387,61 @@ static void a_cancelled_request_no_longer_waits(void **state)
     wait_n_jobs(1);
     gate_close(&load_gate, false);
     end(&g[1], RPC_OK, "");
+}
+
+static const struct rpc_events counting = {.on_message = rpc_tally_message,
+                                           .on_end = rpc_tally_end};
+
+static void other_cancelled_calls_no_longer_wait(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {"/tandem.v1.Verifier/Tokenize",
+                                        "/tandem.v1.Verifier/Detokenize",
+                                        "/tandem.v1.Verifier/SetSpeculation"};
+    for (size_t i = 0; i < ARRAY_LEN(paths); i++) {
+        struct rpc_tally t = {0};
+        struct rpc_stream *s = rpc_stream_new(client, paths[i], NULL, &counting, &t);
+        rpc_stream_send(s, rpc_msg_of("", 0));
+        wait_n_jobs(1);
+        rpc_stream_cancel(s);
+        rpc_rig_finish(s, &t, RPC_CANCELLED);
+        wait_n_jobs(0);
+        AWAIT(rpc_server_n_calls(server) == 0);
+    }
+}
+
+static void a_request_that_runs_is_not_ended_by_its_time_limit_for_loading(void **state)
+{
+    (void)state;
+    struct generation g;
+    request slow = prompt_of(SLOW, strlen(SLOW));
+    gate_close(&text_gate, true);
+    atomic_store(&timed_call, NULL);
+    AUTO(mem_free) struct answer *a = start(&g, &slow);
+    AWAIT(atomic_load(&timed_call));
+    gate_close(&load_gate, false);
+    gate_await(&text_gate);
+    timed_fn(atomic_load(&timed_call));
+    gate_close(&text_gate, false);
+    end(&g, RPC_OK, "");
+    assert_int_equal(a->n, 20);
+}
+
+static void without_a_model_waiting_and_later_requests_get_the_reason(void **state)
+{
+    (void)state;
+    static const char *const reason = "the model could not be loaded: the disk is broken";
+    struct generation g[3];
+    request r = prompt_of("Once", 4);
+    AUTO(mem_free) struct answer *first = start(&g[0], &r), *second = start(&g[1], &r);
+    wait_n_jobs(2);
+    atomic_store(&is_broken, true);
+    gate_close(&load_gate, false);
+    end(&g[0], RPC_UNAVAILABLE, reason);
+    end(&g[1], RPC_UNAVAILABLE, reason);
+    AUTO(mem_free) struct answer *third = start(&g[2], &r);
+    end(&g[2], RPC_UNAVAILABLE, reason);
+    atomic_store(&is_broken, false);
 }
 
 static void waiting_requests_are_bounded_in_number(void **state)
@@ -604,6 +723,27 @@ static void waiting_requests_are_counted_with_their_size_in_memory(void **state)
     end(&g, RPC_INVALID_ARGUMENT, "");
 }
 
+/* Parsing takes much more memory than the message has. */
+static void a_request_is_bounded_in_memory(void **state)
+{
+    (void)state;
+    enum { N = 700000, LEN = 12 << 20 };
+    struct generation g;
+    AUTO(mem_free) char *text = calloc(1, LEN);
+    AUTO(mem_free) Tandem__V1__LogitBias **biases = calloc(N, sizeof(*biases));
+    request r = prompt_of(text, LEN);
+    Tandem__V1__Sampling sampling = TANDEM__V1__SAMPLING__INIT;
+    Tandem__V1__LogitBias bias = TANDEM__V1__LOGIT_BIAS__INIT;
+    for (size_t i = 0; i < N; i++)
+        biases[i] = &bias;
+    sampling.n_logit_bias = N;
+    sampling.logit_bias = biases;
+    r.sampling = &sampling;
+    AUTO(mem_free) struct answer *a = start(&g, &r);
+    end(&g, RPC_INVALID_ARGUMENT, " MiB of memory, at most 64 are allowed");
+    wait_n_jobs(0);
+}
+
 static struct child start_gateway(const char *verifiers, const char *load_wait, unsigned *ret_port)
 {
     const char *args[] = {"--listen",    "127.0.0.1:0", "--verifiers", verifiers,
@@ -822,6 +962,84 @@ static void a_request_cancelled_while_tokenizing_ends(void **state)
     assert_int_equal(engine_n_requests(engine), 0);
 }
 
+/* ---- while the model is loaded ---- */
+
+/* The engine may have seen that the answer must pause, and the client has read already. */
+static void a_client_that_reads_in_time_gets_its_whole_answer(void **state)
+{
+    (void)state;
+    struct generation g;
+    request slow = prompt_of(SLOW, strlen(SLOW));
+    slow.max_tokens = 900;
+    slow.logprobs = true;
+    slow.top_logprobs = 20; // half a kilobyte per token
+    slow.n = 4;
+    gate_close(&text_gate, true);
+    AUTO(mem_free) struct answer *a = start(&g, &slow);
+    gate_await(&text_gate);
+    rpc_stream_pause(g.stream);
+    atomic_store(&late_reader, g.stream);
+    gate_close(&text_gate, false);
+    end(&g, RPC_OK, "");
+    assert_null(atomic_load(&late_reader));
+    assert_int_equal(a->n, 900);
+}
+
+static void a_draft_without_memory_ends_its_stream(void **state)
+{
+    (void)state;
+    struct rpc_tally t = {0};
+    struct rpc_stream *s =
+        rpc_stream_new(client, "/tandem.v1.Verifier/Verify", NULL, &counting, &t);
+    request r = prompt_of("Once", 4);
+    uint32_t token = 5;
+    Tandem__V1__VerifyRequest msg = TANDEM__V1__VERIFY_REQUEST__INIT;
+    msg.message_case = TANDEM__V1__VERIFY_REQUEST__MESSAGE_OPEN;
+    msg.open = &r;
+    rpc_stream_send(s, rpc_pack(&msg.base));
+    rpc_rig_await(&t.messages, 1);
+    Tandem__V1__VerifyDraft draft = TANDEM__V1__VERIFY_DRAFT__INIT;
+    draft.n_tokens = 1;
+    draft.tokens = &token;
+    msg.message_case = TANDEM__V1__VERIFY_REQUEST__MESSAGE_DRAFT;
+    msg.draft = &draft;
+    atomic_store(&no_draft, true);
+    rpc_stream_send(s, rpc_pack(&msg.base));
+    rpc_rig_finish(s, &t, RPC_RESOURCE_EXHAUSTED);
+    assert_string_equal(t.status.text, "no memory for a draft");
+    atomic_store(&no_draft, false);
+    AWAIT(engine_n_requests(engine) == 0);
+}
+
+static void a_request_for_an_engine_that_has_stopped_gets_the_reason(void **state)
+{
+    (void)state;
+    struct generation g[2];
+    request r = prompt_of("Once", 4);
+    AUTO(mem_free) struct answer *first = start(&g[0], &r);
+    end(&g[0], RPC_OK, "");
+    engine_stop(engine);
+    AUTO(mem_free) struct answer *second = start(&g[1], &r);
+    end(&g[1], RPC_UNAVAILABLE, "the server is stopping");
+}
+
+/* ---- the start ---- */
+
+static void without_memory_there_is_no_service(void **state)
+{
+    (void)state;
+    struct verifier_service *s = NULL;
+    int err = -ENOMEM;
+    for (unsigned n = 1; err < 0; n++) {
+        failing_at(n);
+        err = verifier_service_new(&options, NULL, &stats, &s);
+        assert_true(err == (failing_has_failed() ? -ENOMEM : 0));
+        assert_true(n < 20);
+    }
+    verifier_service_free(s);
+    verifier_service_free(NULL);
+}
+
 /* ---- */
 
 static int make_folder(void **state)
@@ -849,6 +1067,10 @@ int main(void)
         LOADING(tokenize_and_verify_wait_too),
         LOADING(a_request_that_waits_too_long_gets_the_progress_of_loading),
         LOADING(a_cancelled_request_no_longer_waits),
+        cmocka_unit_test_setup_teardown(other_cancelled_calls_no_longer_wait, start_for_an_operator,
+                                        stop_verifier),
+        LOADING(a_request_that_runs_is_not_ended_by_its_time_limit_for_loading),
+        LOADING(without_a_model_waiting_and_later_requests_get_the_reason),
         LOADING(waiting_requests_are_bounded_in_number),
         cmocka_unit_test_setup_teardown(get_model_answers_when_all_slots_are_taken,
                                         start_with_two_slots, stop_verifier),
@@ -861,6 +1083,7 @@ int main(void)
         LOADING(waiting_requests_are_bounded_in_bytes),
         LOADING(a_queue_full_of_bytes_has_a_place_for_another_flow),
         LOADING(waiting_requests_are_counted_with_their_size_in_memory),
+        LOADING(a_request_is_bounded_in_memory),
         LOADING(the_gateway_waits_for_the_model),
         LOADING(the_gateway_waits_for_one_model_while_another_is_ready),
         LOADING(the_gateway_reports_the_progress_of_loading),
@@ -869,6 +1092,10 @@ int main(void)
         READY(short_texts_pass_long_ones_for_a_limited_time),
         READY(texts_of_different_flows_take_turns),
         READY(a_request_cancelled_while_tokenizing_ends),
+        READY(a_client_that_reads_in_time_gets_its_whole_answer),
+        READY(a_draft_without_memory_ends_its_stream),
+        READY(a_request_for_an_engine_that_has_stopped_gets_the_reason),
+        cmocka_unit_test(without_memory_there_is_no_service),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

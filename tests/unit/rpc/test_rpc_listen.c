@@ -149,9 +149,9 @@ static void without_a_descriptor_accepting_waits_and_tries_again(void **state)
     struct rpc_rig *r = *state;
     for (size_t i = 0; i < ARRAY_LEN(failures); i++) {
         struct rpc_client *c;
+        int64_t from_us = clock_us();
         atomic_store(&failure, failures[i]);
         atomic_store(&n_failing, N);
-        int64_t from_us = clock_us();
         assert_int_equal(rpc_client_new(r->target, NULL, &c), 0);
         assert_int_equal(rpc_rig_echo(c, NULL, 7).code, RPC_OK);
         assert_int_equal(atomic_load(&n_failing), 0);

@@ -1,5 +1,6 @@
 /* test_rpc_service.c - the common part of the gRPC services. */
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +16,12 @@
 #define SERVING GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING
 #define NOT_SERVING GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING
 
-static bool no_memory; // for the text of the next statistics
+static atomic_bool no_memory; // for the text of the next statistics
 
 static void fill_stats(void *user, Tandem__V1__StatsReply *reply)
 {
-    if (no_memory)
+    if (atomic_exchange(&no_memory, false))
         failing_at(1);
-    no_memory = false;
     reply->service = (ProtobufCBinaryData){4, (uint8_t *)"test"};
     reply->running = *(uint32_t *)user;
 }
@@ -167,7 +167,7 @@ static void bad_requests_for_stats_and_a_lack_of_memory_are_refused(void **state
     rpc_rig_finish(bad, &t, RPC_INVALID_ARGUMENT);
     assert_string_equal(t.status.text, "the request is not a valid tandem.v1.GetStatsRequest");
     t = (struct rpc_tally){0};
-    no_memory = true;
+    atomic_store(&no_memory, true);
     struct rpc_stream *good = rpc_stream_new(c, "/tandem.v1.Stats/GetStats", NULL, &events, &t);
     rpc_stream_send(good, rpc_msg_of("", 0));
     rpc_rig_finish(good, &t, RPC_RESOURCE_EXHAUSTED);
