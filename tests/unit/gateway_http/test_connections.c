@@ -26,6 +26,7 @@
 /* ---- fakes ---- */
 
 static _Atomic int64_t ahead_us; // of the real clock
+static _Atomic int64_t still_us; // the time, which stands still; 0: it does not
 static atomic_uint n_hung_up, n_abandoned, n_ticks, n_woken;
 static atomic_bool drops; // what http_watch_tick() returns
 
@@ -40,7 +41,8 @@ void __wrap_http_unref(struct http_request *r);
 
 int64_t __wrap_clock_us(void)
 {
-    return __real_clock_us() + atomic_load(&ahead_us);
+    int64_t us = atomic_load(&still_us);
+    return us ? us : __real_clock_us() + atomic_load(&ahead_us);
 }
 
 void __wrap_http_watch_hung_up(struct http_request *r)
@@ -273,6 +275,7 @@ static void serve(const struct http_options *o)
     assert_int_equal(getsockname(fd, (struct sockaddr *)&where, &len), 0);
     assert_int_equal(connections_new(o, &conns), 0);
     atomic_store(&ahead_us, 0);
+    atomic_store(&still_us, 0);
     atomic_store(&n_hung_up, 0);
     atomic_store(&n_abandoned, 0);
     atomic_store(&drops, false);
@@ -690,26 +693,42 @@ static void a_hung_up_connection_without_a_request_is_closed(void **state)
     finish();
 }
 
+/* Sets the clock, which stands still, and waits for the tick that follows. */
+static void tick_after(int64_t us)
+{
+    unsigned n = atomic_load(&n_ticks);
+    atomic_fetch_add(&still_us, us);
+    for (unsigned i = 0; i < 20000 && atomic_load(&n_ticks) == n; i++)
+        poll(NULL, 0, 1);
+    assert_true(atomic_load(&n_ticks) > n);
+}
+
 /* The half second begins again when libmicrohttpd reads. */
 static void a_hung_up_connection_is_kept_while_its_bytes_are_read(void **state)
 {
     (void)state;
     char byte;
     serve(&usual);
-    struct both b = open_from(1);
+    struct both busy = open_from(1), b = open_from(2); // in a tick, the last one comes first
+    set_phase(&busy, CONNECTION_ANSWERING, request);
+    set_phase(&b, CONNECTION_RECEIVING, request);
     assert_int_equal(send(b.client, "abc", 3, MSG_NOSIGNAL), 3);
     shutdown(b.client, SHUT_WR);
-    poll(NULL, 0, TICKS_MS); // the hang-up is noted
-    atomic_fetch_add(&ahead_us, 2 * S);
-    poll(NULL, 0, TICKS_MS);
+    assert_true(becomes(&n_hung_up, 1));
+    atomic_store(&still_us, clock_us());
+    tick_after(2 * S);
     assert_false(is_ended(&b, false)); // three bytes have come
     assert_int_equal(read(b.server, &byte, 1), 1);
-    atomic_fetch_add(&ahead_us, 2 * S);
-    poll(NULL, 0, TICKS_MS);
+    tick_after(2 * S);
     assert_false(is_ended(&b, false)); // one was read
-    atomic_fetch_add(&ahead_us, 2 * S);
+    tick_after(500000);
+    assert_false(is_ended(&b, false));
+    tick_after(100000);
     assert_true(is_ended(&b, true));
+    set_phase(&b, CONNECTION_IDLE, NULL);
+    set_phase(&busy, CONNECTION_IDLE, NULL);
     close_both(&b);
+    close_both(&busy);
     finish();
 }
 
