@@ -247,13 +247,14 @@ static bool read_peer(const char *peer, struct rpc_peer_address *ret)
                                         : rpc_peer_address_read(peer, ret);
 }
 
-int rpc_guard_call(struct rpc_guard *g, const char *peer, size_t bytes, struct rpc_peer **ret)
+int rpc_guard_call(struct rpc_guard *g, const char *peer, const struct rpc_peer_call *call,
+                   struct rpc_peer **ret)
 {
     struct rpc_peer_address a;
     *ret = NULL;
     if (!g->has_ports || !read_peer(peer, &a))
         return 0;
-    *ret = rpc_peers_call(g->peers, &a, bytes, clock_us());
+    *ret = rpc_peers_call(g->peers, &a, call, clock_us());
     return *ret ? 0 : -ECONNABORTED;
 }
 
@@ -261,6 +262,12 @@ void rpc_guard_message(struct rpc_guard *g, struct rpc_peer *p, size_t bytes)
 {
     if (p)
         rpc_peer_message(g->peers, p, bytes);
+}
+
+void rpc_guard_sent(struct rpc_guard *g, struct rpc_peer *p)
+{
+    if (p)
+        rpc_peer_sent(g->peers, p);
 }
 
 void rpc_guard_reset(struct rpc_guard *g, struct rpc_peer *p)

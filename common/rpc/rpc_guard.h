@@ -23,8 +23,10 @@ void rpc_guard_beat(struct rpc_guard *g, unsigned thread);
 
 /* A call begins. peer: its text of grpc_call_get_peer(). *ret is NULL for a connection that is not
  * watched. -ECONNABORTED: the connection is being ended, so the call is void. */
-int rpc_guard_call(struct rpc_guard *g, const char *peer, size_t bytes, struct rpc_peer **ret);
+int rpc_guard_call(struct rpc_guard *g, const char *peer, const struct rpc_peer_call *call,
+                   struct rpc_peer **ret);
 /* What happens to the call; p may be NULL. See rpc_peers.h. */
 void rpc_guard_message(struct rpc_guard *g, struct rpc_peer *p, size_t bytes);
+void rpc_guard_sent(struct rpc_guard *g, struct rpc_peer *p);
 void rpc_guard_reset(struct rpc_guard *g, struct rpc_peer *p);
 void rpc_guard_done(struct rpc_guard *g, struct rpc_peer *p);

@@ -9,9 +9,12 @@
 
 #define BUCKETS 1024
 #define OFFENDERS 64 // addresses that are remembered; a new one displaces the oldest
-/* Window updates and acknowledgements answer what we send; they are at most as long. With small
- * messages there are two per message. */
-#define REPLY_RATIO 2
+
+/* Bytes that calls explain. */
+struct explained {
+    uint64_t messages;
+    uint64_t others; // at most as many are in headers and frames
+};
 
 struct rpc_peer {
     struct rpc_peer *next; // in its bucket
@@ -21,13 +24,15 @@ struct rpc_peer {
     bool seen;  // in this scan
     bool gone;  // not seen in the last scan
     bool called;
-    unsigned n_calls;   // they hold a pointer
-    int64_t used_us;    // a call has begun or ended; before the first one: the first sight
-    int64_t resets_us;  // when n_resets was calculated
-    int64_t n_resets;   // less those that time has forgiven
-    uint64_t explained; // bytes that calls explain
-    uint64_t settled;   // that number when the scan began
-    uint64_t credited;  // of those, in `unexplained`
+    unsigned n_calls;  // they hold a pointer
+    int64_t used_us;   // a call has begun or ended; before the first one: the first sight
+    int64_t resets_us; // when n_resets was calculated
+    int64_t n_resets;  // less those that time has forgiven
+    struct explained all;
+    struct explained settled;  // what `all` was when the scan began
+    struct explained credited; // of those, in `unexplained`
+    uint64_t others_left;      // that may count, of RPC_PEERS_CREDIT_PER_S
+    int64_t seen_us;           // the last scan; before: like used_us
     uint64_t received, acked;
     uint64_t unexplained;
 };
@@ -189,7 +194,9 @@ static struct rpc_peer *find_or_add(struct rpc_peers *ps, const struct rpc_peer_
                            .address = *a,
                            .end = first_verdict(ps, a, now_us),
                            .used_us = now_us,
-                           .resets_us = now_us};
+                           .resets_us = now_us,
+                           .others_left = RPC_PEERS_CREDIT_PER_S,
+                           .seen_us = now_us};
     return *bucket = p;
 }
 
@@ -201,7 +208,9 @@ static void renew(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
                            .end = first_verdict(ps, &p->address, now_us),
                            .n_calls = p->n_calls,
                            .used_us = now_us,
-                           .resets_us = now_us};
+                           .resets_us = now_us,
+                           .others_left = RPC_PEERS_CREDIT_PER_S,
+                           .seen_us = now_us};
 }
 
 struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t max_bytes)
@@ -239,8 +248,19 @@ void rpc_peers_free(struct rpc_peers *ps)
 
 /* ---- calls ---- */
 
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static void explain(struct rpc_peer *p, size_t message_bytes, size_t others)
+{
+    p->all.messages += message_bytes;
+    p->all.others += others + message_bytes / RPC_PEERS_RECORD_BYTES;
+}
+
 struct rpc_peer *rpc_peers_call(struct rpc_peers *ps, const struct rpc_peer_address *a,
-                                size_t bytes, int64_t now_us)
+                                const struct rpc_peer_call *call, int64_t now_us)
 {
     pthread_mutex_lock(&ps->mu);
     struct rpc_peer *p = find_or_add(ps, a, now_us);
@@ -250,7 +270,8 @@ struct rpc_peer *rpc_peers_call(struct rpc_peers *ps, const struct rpc_peer_addr
     } else {
         p->called = true;
         p->n_calls++;
-        p->explained += bytes + RPC_PEERS_CALL_BYTES;
+        explain(p, call->message_bytes,
+                min_u64(call->header_bytes, RPC_PEERS_HEADER_BYTES) + RPC_PEERS_CALL_BYTES);
     }
     pthread_mutex_unlock(&ps->mu);
     return p;
@@ -259,7 +280,14 @@ struct rpc_peer *rpc_peers_call(struct rpc_peers *ps, const struct rpc_peer_addr
 void rpc_peer_message(struct rpc_peers *ps, struct rpc_peer *p, size_t bytes)
 {
     pthread_mutex_lock(&ps->mu);
-    p->explained += bytes + RPC_PEERS_MESSAGE_BYTES;
+    explain(p, bytes, RPC_PEERS_MESSAGE_BYTES);
+    pthread_mutex_unlock(&ps->mu);
+}
+
+void rpc_peer_sent(struct rpc_peers *ps, struct rpc_peer *p)
+{
+    pthread_mutex_lock(&ps->mu);
+    explain(p, 0, RPC_PEERS_SENT_BYTES);
     pthread_mutex_unlock(&ps->mu);
 }
 
@@ -294,10 +322,36 @@ void rpc_peers_scan_begin(struct rpc_peers *ps)
     for (unsigned i = 0; i < BUCKETS; i++) {
         for (struct rpc_peer *p = ps->buckets[i]; p; p = p->next) {
             p->seen = false;
-            p->settled = p->explained;
+            p->settled = p->all;
         }
     }
     pthread_mutex_unlock(&ps->mu);
+}
+
+/* Bytes of headers and frames that may be among those that arrived since the last scan. */
+static uint64_t others_since(struct rpc_peer *p, uint64_t acked, int64_t now_us)
+{
+    uint64_t us = min_u64((uint64_t)(now_us - p->seen_us), 1000000);
+    uint64_t left = p->others_left + us * RPC_PEERS_CREDIT_PER_S / 1000000;
+    p->others_left = min_u64(left, RPC_PEERS_CREDIT_PER_S);
+    uint64_t others = p->settled.others - p->credited.others;
+    others += acked / RPC_PEERS_ACKED_BYTES - p->acked / RPC_PEERS_ACKED_BYTES;
+    others += us * RPC_PEERS_IDLE_PER_S / 1000000;
+    return min_u64(others, p->others_left);
+}
+
+/* No part of an explanation is left for bytes that arrive later. */
+static void count_bytes(struct rpc_peer *p, uint64_t received, uint64_t acked, int64_t now_us)
+{
+    uint64_t n = p->unexplained + received - p->received;
+    n -= min_u64(n, p->settled.messages - p->credited.messages);
+    uint64_t others = min_u64(n, others_since(p, acked, now_us));
+    p->unexplained = n - others;
+    p->others_left -= others;
+    p->credited = p->settled;
+    p->received = received;
+    p->acked = acked;
+    p->seen_us = now_us;
 }
 
 void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a, uint64_t received,
@@ -308,12 +362,7 @@ void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a, uint6
     if (p->gone)
         renew(ps, p, now_us);
     p->seen = true;
-    uint64_t more = p->unexplained + received - p->received;
-    uint64_t less = p->settled - p->credited + REPLY_RATIO * (acked - p->acked);
-    p->unexplained = more > less ? more - less : 0; // no credit for later
-    p->credited = p->settled;
-    p->received = received;
-    p->acked = acked;
+    count_bytes(p, received, acked, now_us);
     pthread_mutex_unlock(&ps->mu);
 }
 

@@ -2,8 +2,10 @@
  *
  * gRPC core has no limit for what a client sends before a call begins, nor for calls that the
  * client resets. So each connection has an account of its calls and bytes. Bytes are unexplained if
- * they are in unfinished headers and messages, or in frames that gRPC core ignores or buffers. A
- * connection is ended if
+ * they are in unfinished headers and messages, or in frames that gRPC core ignores or buffers. The
+ * bytes of complete messages are known. Those of headers and frames are not, so calls and messages
+ * explain as many as a good client needs for them, in all RPC_PEERS_CREDIT_PER_S. A connection is
+ * ended if
  * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
  * - all connections together have more than RPC_PEERS_BYTES_MAX unexplained bytes, and it has most;
  * - a thread of the server has been stalled for RPC_PEERS_STALL_US, and it has most of these bytes.
@@ -29,8 +31,16 @@
 #define RPC_PEERS_BYTES_MAX (256u << 20)
 #define RPC_PEERS_STALL_US 1000000
 #define RPC_PEERS_STALL_BYTES (1u << 20) // less stalls no thread for that time
-#define RPC_PEERS_CALL_BYTES 1024        // frames of a call, without its headers and messages
-#define RPC_PEERS_MESSAGE_BYTES 256      // frames of a further message
+/* Bytes without messages that a good client may send, measured with gRPC core's: */
+#define RPC_PEERS_HEADER_BYTES 768  // of a call; compressed, they have 300 to 800, later about 100
+#define RPC_PEERS_CALL_BYTES 256    // frames of a call
+#define RPC_PEERS_MESSAGE_BYTES 256 // frames of a further message
+#define RPC_PEERS_RECORD_BYTES 256  // a message has one byte more for this many: frames, TLS
+#define RPC_PEERS_SENT_BYTES 64     // answers to a message of ours: window updates, pings
+#define RPC_PEERS_ACKED_BYTES 64    // one byte for this many of ours: window updates
+#define RPC_PEERS_IDLE_PER_S 64     // keepalive pings and their acknowledgements
+/* All of these. 17,000 calls per second with 150 bytes each need as much. */
+#define RPC_PEERS_CREDIT_PER_S (2560 << 10)
 #define RPC_PEERS_BAN_US 30000000
 #define RPC_PEERS_KEPT_US 10000000 // calls of an ended connection arrive later
 
@@ -63,12 +73,18 @@ struct rpc_peer;
 struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t max_bytes);
 void rpc_peers_free(struct rpc_peers *ps); // after rpc_peer_done() of all calls
 
-/* A call of this connection begins. bytes: of its headers and its first message. NULL: the
- * connection is being ended, so the call is void. */
+struct rpc_peer_call {
+    size_t header_bytes;  // uncompressed
+    size_t message_bytes; // of its first message, if that has arrived
+};
+
+/* A call of this connection begins. NULL: the connection is being ended, so the call is void. */
 struct rpc_peer *rpc_peers_call(struct rpc_peers *ps, const struct rpc_peer_address *a,
-                                size_t bytes, int64_t now_us);
+                                const struct rpc_peer_call *call, int64_t now_us);
 /* A further message has arrived. */
 void rpc_peer_message(struct rpc_peers *ps, struct rpc_peer *p, size_t bytes);
+/* We have sent a message. */
+void rpc_peer_sent(struct rpc_peers *ps, struct rpc_peer *p);
 /* The client has reset the call. True: therefore the connection must be ended now. */
 bool rpc_peer_reset(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
 /* The call has ended; p is not valid afterwards. */

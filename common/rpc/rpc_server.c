@@ -561,6 +561,7 @@ static void send_event(struct rpc_tag *t, bool ok)
 {
     struct rpc_call *c = OWNER(t, struct rpc_call, t_send);
     c->answered |= ok;
+    rpc_guard_sent(c->s->guard, c->account);
     pthread_mutex_lock(&c->mu);
     bool drained = rpc_sendq_sent(&c->q, c->m->drain_mark);
     c->sending = false;
@@ -678,20 +679,23 @@ static void add_call(struct rpc_server *s, struct method *m, struct rpc_call *c)
     rpc_call_unref(unread);
 }
 
-static size_t bytes_of(const struct slot *sl)
+static size_t header_bytes(const grpc_metadata_array *headers)
 {
-    size_t n = sl->request ? grpc_byte_buffer_length(sl->request) : 0;
-    for (size_t i = 0; i < sl->headers.count; i++)
-        n += GRPC_SLICE_LENGTH(sl->headers.metadata[i].key) +
-             GRPC_SLICE_LENGTH(sl->headers.metadata[i].value);
+    size_t n = 0;
+    for (size_t i = 0; i < headers->count; i++)
+        n += GRPC_SLICE_LENGTH(headers->metadata[i].key) +
+             GRPC_SLICE_LENGTH(headers->metadata[i].value);
     return n;
 }
 
 /* Adds a new call to the account of its connection. False: that is being ended. */
 static bool open_account(const struct slot *sl, struct rpc_peer **ret)
 {
+    const struct rpc_peer_call call = {.header_bytes = header_bytes(&sl->headers),
+                                       .message_bytes =
+                                           sl->request ? grpc_byte_buffer_length(sl->request) : 0};
     char *peer = grpc_call_get_peer(sl->call);
-    int r = rpc_guard_call(sl->s->guard, peer, bytes_of(sl), ret);
+    int r = rpc_guard_call(sl->s->guard, peer, &call, ret);
     gpr_free(peer);
     return r == 0;
 }

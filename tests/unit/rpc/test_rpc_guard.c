@@ -103,12 +103,12 @@ static int listening_socket(uint16_t *ret_port)
     return fd;
 }
 
-static void init(struct guard_rig *g, bool passed_socket)
+static void init_with(struct guard_rig *g, bool passed_socket, size_t max_unexplained)
 {
     char target[32];
     memset(&rpc_rig_seen, 0, sizeof(rpc_rig_seen));
     *g = (struct guard_rig){.r = {.health = rpc_health_new()}};
-    g->r.server = rpc_rig_server(&(struct rpc_server_options){.max_unexplained = MAX_UNEXPLAINED},
+    g->r.server = rpc_rig_server(&(struct rpc_server_options){.max_unexplained = max_unexplained},
                                  g->r.health);
     if (passed_socket)
         assert_int_equal(rpc_server_listen_fd(g->r.server, listening_socket(&g->port), false), 0);
@@ -119,6 +119,11 @@ static void init(struct guard_rig *g, bool passed_socket)
     assert_int_equal(rpc_client_new(target, NULL, &g->r.client), 0);
     g->stream = rpc_rig_open(&g->r, "/test/Chat", &g->tally);
     stream_is_served(g);
+}
+
+static void init(struct guard_rig *g, bool passed_socket)
+{
+    init_with(g, passed_socket, MAX_UNEXPLAINED);
 }
 
 static void done(struct guard_rig *g)
@@ -142,6 +147,30 @@ static void endless_headers_end_a_connection(void **state)
     http2_client_close(&c);
     stream_is_served(&g);
     assert_int_equal(all_ended(), before + 1); // by its bytes, or because they stalled the thread
+    done(&g);
+}
+
+/* The calls have few bytes, but gRPC core does not tell how few. */
+static void unfinished_messages_beside_many_calls_end_a_connection(void **state)
+{
+    enum { PART = 16000, N_CALLS = 20, MAX = 12 << 20 };
+    (void)state;
+    struct guard_rig g;
+    int before = ended("bytes");
+    init(&g, false);
+    struct http2_client c = http2_client_open_tcp(g.port);
+    size_t sent = 0;
+    while (sent < MAX && http2_client_part(&c, "/test/Chat", PART)) {
+        for (int i = 0; i < N_CALLS; i++)
+            http2_client_call(&c, "/unknown");
+        if (!http2_client_await(&c, c.n_headers + N_CALLS))
+            break;
+        sent += PART;
+    }
+    http2_client_close(&c);
+    stream_is_served(&g);
+    assert_true(sent < MAX);
+    assert_int_equal(ended("bytes"), before + 1);
     done(&g);
 }
 
@@ -299,6 +328,29 @@ static void large_messages_do_not_end_a_connection(void **state)
     done(&g);
 }
 
+/* With the limit, 40 unexplained bytes per call would end it. */
+static void many_calls_and_large_answers_do_not_end_a_connection(void **state)
+{
+    enum { ROUNDS = 100, N = 32, LARGE = 20000 };
+    (void)state;
+    struct guard_rig g;
+    struct rpc_stream *s[N];
+    struct rpc_tally t[N];
+    int before = all_ended();
+    init_with(&g, false, 128 << 10);
+    for (int k = 0; k < ROUNDS; k++) {
+        for (int i = 0; i < N; i++)
+            s[i] = rpc_rig_call(&g.r, i % 2 ? "/test/Chat" : "/test/Count", LARGE, i % 2 ? 1 : 3,
+                                &t[i]);
+        for (int i = 0; i < N; i++)
+            rpc_rig_finish(s[i], &t[i], RPC_OK);
+    }
+    await_scans(3);
+    assert_int_equal(all_ended(), before);
+    stream_is_served(&g);
+    done(&g);
+}
+
 static bool is_closed(int fd)
 {
     struct pollfd p = {.fd = fd, .events = POLLRDHUP};
@@ -334,6 +386,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(endless_headers_end_a_connection),
+        cmocka_unit_test(unfinished_messages_beside_many_calls_end_a_connection),
         cmocka_unit_test(reset_calls_end_a_connection),
         cmocka_unit_test(reset_calls_end_a_connection_of_a_passed_socket),
         cmocka_unit_test(a_client_that_cancels_a_thousand_calls_is_not_ended),
@@ -342,6 +395,7 @@ int main(void)
         cmocka_unit_test(a_process_that_was_stopped_has_no_stalled_threads),
         cmocka_unit_test(without_descriptors_there_is_no_guard_and_no_server),
         cmocka_unit_test(large_messages_do_not_end_a_connection),
+        cmocka_unit_test(many_calls_and_large_answers_do_not_end_a_connection),
         cmocka_unit_test(silent_connections_leave_half_of_the_descriptors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

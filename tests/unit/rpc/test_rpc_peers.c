@@ -37,10 +37,11 @@ static struct rpc_peer_address address(uint16_t port)
     return a;
 }
 
+/* bytes: of its message */
 static struct rpc_peer *call(uint16_t port, size_t bytes)
 {
     struct rpc_peer_address a = address(port);
-    return rpc_peers_call(peers, &a, bytes, now_us);
+    return rpc_peers_call(peers, &a, &(struct rpc_peer_call){.message_bytes = bytes}, now_us);
 }
 
 static void saw(uint16_t port, uint64_t received, uint64_t acked)
@@ -160,15 +161,60 @@ static void bytes_that_nothing_explains_end_a_connection(void **state)
     assert_int_equal(scan(MAX_BYTES + 1, 0), RPC_PEERS_BYTES);
 }
 
-static void calls_messages_and_our_own_bytes_explain_bytes(void **state)
+static void calls_messages_and_answers_explain_bytes(void **state)
 {
     (void)state;
-    struct rpc_peer *p = call(1, 5000);
-    assert_int_equal(scan(MAX_BYTES + EACH + 5000, 0), RPC_PEERS_KEEP);
+    struct rpc_peer *p = call(1, 5120);
+    uint64_t explained = EACH + 5120 + 20;
+    assert_int_equal(scan(MAX_BYTES + explained, 0), RPC_PEERS_KEEP);
     rpc_peer_message(peers, p, 700);
-    uint64_t explained = EACH + 5000 + 700 + RPC_PEERS_MESSAGE_BYTES + 2 * 300;
-    assert_int_equal(scan(MAX_BYTES + explained, 300), RPC_PEERS_KEEP);
-    assert_int_equal(scan(MAX_BYTES + explained + 1, 300), RPC_PEERS_BYTES);
+    rpc_peer_sent(peers, p);
+    explained += 700 + 2 + RPC_PEERS_MESSAGE_BYTES + RPC_PEERS_SENT_BYTES + 10;
+    assert_int_equal(scan(MAX_BYTES + explained, 640), RPC_PEERS_KEEP);
+    now_us += S / 2;
+    explained += RPC_PEERS_IDLE_PER_S / 2;
+    assert_int_equal(scan(MAX_BYTES + explained, 640), RPC_PEERS_KEEP);
+    assert_int_equal(scan(MAX_BYTES + explained + 1, 640), RPC_PEERS_BYTES);
+    rpc_peer_done(peers, p, now_us);
+}
+
+/* Sees the connection for the first time, after a call with these headers and no message. */
+static enum rpc_peers_end scan_with_headers(size_t header_bytes, uint64_t received)
+{
+    struct rpc_peer_address a = address(1);
+    struct rpc_peer_call c = {.header_bytes = header_bytes};
+    struct rpc_peer *p = rpc_peers_call(peers, &a, &c, now_us);
+    enum rpc_peers_end end = scan(received, 0);
+    rpc_peer_done(peers, p, now_us);
+    return end;
+}
+
+static void headers_explain_no_more_bytes_than_usual_ones_have(void **state)
+{
+    (void)state;
+    assert_int_equal(scan_with_headers(100, MAX_BYTES + EACH + 100), RPC_PEERS_KEEP);
+    uint64_t at_most = MAX_BYTES + 2 * EACH + 100 + RPC_PEERS_HEADER_BYTES;
+    assert_int_equal(scan_with_headers(100000, at_most), RPC_PEERS_KEEP);
+    assert_int_equal(scan_with_headers(0, at_most + EACH + 1), RPC_PEERS_BYTES);
+}
+
+static void calls_and_answers_explain_a_limited_number_of_bytes_per_second(void **state)
+{
+    enum { N = RPC_PEERS_CREDIT_PER_S / EACH, EXPLAINED = RPC_PEERS_CREDIT_PER_S };
+    (void)state;
+    struct rpc_peer *p = call(1, 3000000); // this is exact
+    for (unsigned i = 0; i < 3 * N; i++) {
+        rpc_peer_message(peers, p, 0);
+        rpc_peer_sent(peers, p);
+    }
+    uint64_t received = 3000000 + EXPLAINED + MAX_BYTES, acked = (uint64_t)1 << 40;
+    assert_int_equal(scan(received, acked), RPC_PEERS_KEEP);
+    now_us += S / 2;
+    for (unsigned i = 0; i < 3 * N; i++)
+        rpc_peer_sent(peers, p);
+    received += EXPLAINED / 2;
+    assert_int_equal(scan(received, 2 * acked), RPC_PEERS_KEEP);
+    assert_int_equal(scan(received + 1, 3 * acked), RPC_PEERS_BYTES);
     rpc_peer_done(peers, p, now_us);
 }
 
@@ -235,8 +281,8 @@ static void a_stall_ends_one_connection_at_a_time(void **state)
     for (uint16_t want = 2; want >= 1; want--, now_us += RPC_PEERS_STALL_US) {
         for (int i = 0; i < 2; i++) {
             rpc_peers_scan_begin(peers);
-            saw(1, RPC_PEERS_STALL_BYTES, 0);
-            saw(2, RPC_PEERS_STALL_BYTES + 1, 0);
+            saw(1, 2 * RPC_PEERS_STALL_BYTES, 0);
+            saw(2, 2 * RPC_PEERS_STALL_BYTES + 1, 0);
             assert_int_equal(rpc_peers_scan_end(peers, stalled_us, now_us), i == 0);
             assert_int_equal(take(want), i == 0 ? RPC_PEERS_STALL : RPC_PEERS_KEEP);
         }
@@ -337,7 +383,7 @@ static void after_two_offences_new_connections_of_the_address_end(void **state)
     assert_true(rpc_peers_are_banned(peers, now_us));
     assert_null(call(4, 0));
     assert_int_equal(scan(0, 0), RPC_PEERS_KEEP); // the old one stays
-    assert_non_null(other = rpc_peers_call(peers, &elsewhere, 0, now_us));
+    assert_non_null(other = rpc_peers_call(peers, &elsewhere, &(struct rpc_peer_call){0}, now_us));
     rpc_peer_done(peers, other, now_us);
     rpc_peer_done(peers, old, now_us);
     now_us += RPC_PEERS_BAN_US;
@@ -351,7 +397,7 @@ static struct rpc_peer *call_of(const char *text)
 {
     struct rpc_peer_address a;
     assert_true(rpc_peer_address_read(text, &a));
-    return rpc_peers_call(peers, &a, 0, now_us);
+    return rpc_peers_call(peers, &a, &(struct rpc_peer_call){0}, now_us);
 }
 
 static void a_ban_covers_the_network_of_an_ipv6_client(void **state)
@@ -414,7 +460,9 @@ int main(void)
         TEST(time_forgives_resets),
         TEST(single_resets_are_forgiven_at_the_same_rate),
         TEST(bytes_that_nothing_explains_end_a_connection),
-        TEST(calls_messages_and_our_own_bytes_explain_bytes),
+        TEST(calls_messages_and_answers_explain_bytes),
+        TEST(headers_explain_no_more_bytes_than_usual_ones_have),
+        TEST(calls_and_answers_explain_a_limited_number_of_bytes_per_second),
         TEST(explanations_do_not_count_for_later_bytes),
         TEST(what_arrives_during_a_scan_counts_in_the_next_one),
         TEST(of_all_connections_that_with_most_bytes_ends),
