@@ -116,11 +116,20 @@ static bool is_recent(const struct offender *o, int64_t now_us)
     return o->n && now_us - o->last_us < RPC_PEERS_BAN_US;
 }
 
-/* Of IPv6 a client has a /64 network. */
+/* Of IPv6 a client has a /64 network, unless the prefix is the same for everybody. */
+static size_t client_bytes(const uint8_t ip[16])
+{
+    static const uint8_t nat64[12] = {0, 0x64, 0xff, 0x9b}; // RFC 6052
+    const struct in6_addr *a = (const struct in6_addr *)ip;
+    bool shared = IN6_IS_ADDR_V4MAPPED(a) || IN6_IS_ADDR_LOOPBACK(a) || IN6_IS_ADDR_LINKLOCAL(a) ||
+                  memcmp(ip, nat64, sizeof(nat64)) == 0;
+    return shared ? 16 : 8;
+}
+
 static bool is_same_client(const uint8_t a[16], const uint8_t b[16])
 {
-    bool ipv4 = IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)a);
-    return memcmp(a, b, ipv4 ? 16 : 8) == 0;
+    size_t n_a = client_bytes(a), n_b = client_bytes(b);
+    return n_a == n_b && memcmp(a, b, n_a) == 0;
 }
 
 /* That of this address, or the one to replace. */

@@ -400,19 +400,50 @@ static struct rpc_peer *call_of(const char *text)
     return rpc_peers_call(peers, &a, &(struct rpc_peer_call){0}, now_us);
 }
 
+static void offend_from(const char *text)
+{
+    struct rpc_peer *p = call_of(text);
+    assert_non_null(p);
+    assert_true(reset_until_end(p, 9000));
+    rpc_peer_done(peers, p, now_us);
+}
+
+static void must_serve(const char *text)
+{
+    struct rpc_peer *p = call_of(text);
+    assert_non_null(p);
+    rpc_peer_done(peers, p, now_us);
+}
+
 static void a_ban_covers_the_network_of_an_ipv6_client(void **state)
 {
-    static const char *const from[] = {"ipv6:%5B2001:db8::1%5D:1", "ipv6:%5B2001:db8::2%5D:1"};
     (void)state;
-    for (int i = 0; i < 2; i++) {
-        struct rpc_peer *p = call_of(from[i]);
-        assert_true(reset_until_end(p, 9000));
-        rpc_peer_done(peers, p, now_us);
-    }
+    offend_from("ipv6:%5B2001:db8::1%5D:1");
+    offend_from("ipv6:%5B2001:db8::2%5D:1");
     assert_null(call_of("ipv6:%5B2001:db8::3%5D:1"));
-    struct rpc_peer *other = call_of("ipv6:%5B2001:db8:0:1::3%5D:1");
-    assert_non_null(other);
-    rpc_peer_done(peers, other, now_us);
+    must_serve("ipv6:%5B2001:db8:0:1::3%5D:1");
+}
+
+/* Their first 64 bits say nothing about the client. */
+static void a_ban_covers_one_address_of_a_shared_prefix(void **state)
+{
+    static const char *const banned[][2] = {
+        {"ipv6:%5B::1%5D:1", "ipv6:%5B::1%5D:2"},
+        {"ipv4:192.0.2.1:1", "ipv4:192.0.2.1:2"},
+        {"ipv6:%5Bfe80::1%5D:1", "ipv6:%5Bfe80::1%5D:2"},
+        {"ipv6:%5B64:ff9b::1.2.3.4%5D:1", "ipv6:%5B64:ff9b::1.2.3.4%5D:2"}};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(banned); i++) {
+        offend_from(banned[i][0]);
+        offend_from(banned[i][1]);
+    }
+    must_serve("ipv4:192.0.2.2:2");
+    must_serve("ipv6:%5B::2%5D:2");
+    must_serve("ipv6:%5Bfe80::2%5D:2");
+    must_serve("ipv6:%5B64:ff9b::1.2.3.5%5D:2");
+    offend_from("ipv6:%5B::3%5D:2");
+    offend_from("ipv6:%5B::4%5D:2"); // bans ::/64
+    must_serve("ipv4:192.0.2.2:3");
 }
 
 /* The table has 1024 buckets, and these ports share one. */
@@ -474,6 +505,7 @@ int main(void)
         TEST(a_new_connection_with_the_address_of_an_ended_one_is_served),
         TEST(after_two_offences_new_connections_of_the_address_end),
         TEST(a_ban_covers_the_network_of_an_ipv6_client),
+        TEST(a_ban_covers_one_address_of_a_shared_prefix),
         TEST(addresses_of_one_bucket_have_separate_accounts),
         TEST(offences_that_lie_apart_ban_nobody),
         TEST(a_banned_connection_ends_in_the_next_scan),
