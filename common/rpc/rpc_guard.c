@@ -24,6 +24,7 @@
  * descriptor. */
 #define SCAN_MS 100
 #define BAN_SCAN_MS 20 // while an address is banned: its connections must not last
+#define MAX_PAUSE_MS 1000
 
 struct rpc_guard {
     struct rpc_peers *peers;
@@ -190,7 +191,7 @@ static void for_each_connection(struct rpc_guard *g, void (*fn)(struct rpc_guard
     }
 }
 
-static int64_t stalled_us(const struct rpc_guard *g)
+static int64_t oldest_beat_us(const struct rpc_guard *g)
 {
     int64_t oldest = atomic_load(&g->beats[0]);
     for (unsigned i = 1; i < g->n_beats; i++) {
@@ -206,22 +207,37 @@ static void beat_all(struct rpc_guard *g)
         rpc_guard_beat(g, i);
 }
 
-/* A process that was stopped, or got no CPU, has no stalled threads. */
+/* A stall is judged by the time when the scan begins, so a long scan is none. */
+static void scan(struct rpc_guard *g)
+{
+    int64_t begin_us = clock_us(), stalled_us = oldest_beat_us(g);
+    rpc_peers_scan_begin(g->peers);
+    for_each_connection(g, saw);
+    if (rpc_peers_scan_end(g->peers, stalled_us, begin_us))
+        for_each_connection(g, end_if_due);
+}
+
+/* Until the next scan, or until a connection must end. Scans take at most half of the time. */
+static void pause_after(struct rpc_guard *g, int64_t scan_us)
+{
+    struct pollfd p = {.fd = g->wake_fd, .events = POLLIN};
+    int64_t begin_us = clock_us();
+    int ms = rpc_peers_any_banned(g->peers, begin_us) ? BAN_SCAN_MS : SCAN_MS;
+    if (scan_us > ms * 1000)
+        ms = scan_us < MAX_PAUSE_MS * 1000 ? (int)(scan_us / 1000) : MAX_PAUSE_MS;
+    poll(&p, 1, ms);
+    eventfd_read(g->wake_fd, &(eventfd_t){0});
+    if (clock_us() - begin_us > ms * 1000 + RPC_PEERS_STALL_US / 2)
+        beat_all(g); // a process that was stopped, or got no CPU, has no stalled threads
+}
+
 static void *guard_main(void *arg)
 {
     struct rpc_guard *g = arg;
-    struct pollfd p = {.fd = g->wake_fd, .events = POLLIN};
-    int64_t last_us = clock_us();
     while (!atomic_load(&g->stopping)) {
-        if (clock_us() - last_us > RPC_PEERS_STALL_US / 2)
-            beat_all(g);
-        last_us = clock_us();
-        rpc_peers_scan_begin(g->peers);
-        for_each_connection(g, saw);
-        if (rpc_peers_scan_end(g->peers, stalled_us(g), clock_us()))
-            for_each_connection(g, end_if_due);
-        poll(&p, 1, rpc_peers_are_banned(g->peers, clock_us()) ? BAN_SCAN_MS : SCAN_MS);
-        eventfd_read(g->wake_fd, &(eventfd_t){0});
+        int64_t begin_us = clock_us();
+        scan(g);
+        pause_after(g, clock_us() - begin_us);
     }
     return NULL;
 }

@@ -4,10 +4,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
+#include "base/rng.h"
 #include "rpc/rpc_base.h"
 #include "rpc/rpc_peers.h"
 
-#define BUCKETS 1024
+#define BUCKETS 16384
 #define OFFENDERS 64 // addresses that are remembered; a new one displaces the oldest
 
 /* Bytes that calls explain. */
@@ -19,6 +21,7 @@ struct explained {
 struct rpc_peer {
     struct rpc_peer *next; // in its bucket
     struct rpc_peer_address address;
+    uint8_t client[16]; // all of its connections have this
     enum rpc_peers_end end;
     bool taken; // the caller ends it
     bool seen;  // in this scan
@@ -35,11 +38,12 @@ struct rpc_peer {
     int64_t seen_us;           // the last scan; before: like used_us
     uint64_t received, acked;
     uint64_t unexplained;
+    unsigned rank; // in end_crowd(): connections of this client that are of more use
 };
 
 /* An address whose connections were ended. */
 struct offender {
-    uint8_t ip[16];
+    uint8_t client[16];
     unsigned n;
     int64_t last_us;
 };
@@ -50,6 +54,8 @@ struct rpc_peers {
     size_t max_bytes;
     int64_t stall_ended_us; // when a connection was last ended for a stall
     struct offender offenders[OFFENDERS];
+    uint64_t seed; // nobody else can tell which addresses share a bucket
+    unsigned n;    // accounts in the buckets
     struct rpc_peer *buckets[BUCKETS];
 };
 
@@ -117,27 +123,27 @@ static bool is_recent(const struct offender *o, int64_t now_us)
 }
 
 /* Of IPv6 a client has a /64 network, unless the prefix is the same for everybody. */
-static size_t client_bytes(const uint8_t ip[16])
+static void client_of(const uint8_t ip[16], uint8_t ret[16])
 {
     static const uint8_t nat64[12] = {0, 0x64, 0xff, 0x9b}; // RFC 6052
     const struct in6_addr *a = (const struct in6_addr *)ip;
     bool shared = IN6_IS_ADDR_V4MAPPED(a) || IN6_IS_ADDR_LOOPBACK(a) || IN6_IS_ADDR_LINKLOCAL(a) ||
                   memcmp(ip, nat64, sizeof(nat64)) == 0;
-    return shared ? 16 : 8;
+    memset(ret, 0, 16);
+    memcpy(ret, ip, shared ? 16 : 8);
 }
 
 static bool is_same_client(const uint8_t a[16], const uint8_t b[16])
 {
-    size_t n_a = client_bytes(a), n_b = client_bytes(b);
-    return n_a == n_b && memcmp(a, b, n_a) == 0;
+    return memcmp(a, b, 16) == 0;
 }
 
-/* That of this address, or the one to replace. */
-static struct offender *offender_of(struct rpc_peers *ps, const uint8_t ip[16])
+/* That of this client, or the one to replace. */
+static struct offender *offender_of(struct rpc_peers *ps, const uint8_t client[16])
 {
     struct offender *oldest = ps->offenders;
     for (struct offender *o = ps->offenders; o < ps->offenders + OFFENDERS; o++) {
-        if (o->n && is_same_client(ip, o->ip))
+        if (o->n && is_same_client(client, o->client))
             return o;
         oldest = o->last_us < oldest->last_us ? o : oldest;
     }
@@ -147,24 +153,24 @@ static struct offender *offender_of(struct rpc_peers *ps, const uint8_t ip[16])
 static void end_offender(struct rpc_peers *ps, struct rpc_peer *p, enum rpc_peers_end end,
                          int64_t now_us)
 {
-    struct offender *o = offender_of(ps, p->address.ip);
-    bool again = is_recent(o, now_us) && is_same_client(p->address.ip, o->ip);
+    struct offender *o = offender_of(ps, p->client);
+    bool again = is_recent(o, now_us) && is_same_client(p->client, o->client);
     p->end = end;
     o->n = again ? o->n + 1 : 1;
     o->last_us = now_us;
-    memcpy(o->ip, p->address.ip, sizeof(o->ip));
+    memcpy(o->client, p->client, sizeof(o->client));
 }
 
-/* RPC_PEERS_KEEP, or why a new connection of this address ends. */
-static enum rpc_peers_end first_verdict(struct rpc_peers *ps, const struct rpc_peer_address *a,
+/* RPC_PEERS_KEEP, or why a new connection of this client ends. */
+static enum rpc_peers_end first_verdict(struct rpc_peers *ps, const uint8_t client[16],
                                         int64_t now_us)
 {
-    const struct offender *o = offender_of(ps, a->ip);
-    bool banned = is_recent(o, now_us) && o->n > 1 && is_same_client(a->ip, o->ip);
+    const struct offender *o = offender_of(ps, client);
+    bool banned = is_recent(o, now_us) && o->n > 1 && is_same_client(client, o->client);
     return banned ? RPC_PEERS_BAN : RPC_PEERS_KEEP;
 }
 
-bool rpc_peers_are_banned(struct rpc_peers *ps, int64_t now_us)
+bool rpc_peers_any_banned(struct rpc_peers *ps, int64_t now_us)
 {
     bool any = false;
     pthread_mutex_lock(&ps->mu);
@@ -178,10 +184,8 @@ bool rpc_peers_are_banned(struct rpc_peers *ps, int64_t now_us)
 
 static struct rpc_peer **bucket_of(struct rpc_peers *ps, const struct rpc_peer_address *a)
 {
-    unsigned h = a->port;
-    for (size_t i = 0; i < sizeof(a->ip); i++)
-        h = h * 31 + a->ip[i];
-    return &ps->buckets[h % BUCKETS];
+    _Static_assert(sizeof(*a) == sizeof(a->ip) + sizeof(a->port), "no padding");
+    return &ps->buckets[XXH3_64bits_withSeed(a, sizeof(*a), ps->seed) % BUCKETS];
 }
 
 static struct rpc_peer *find(struct rpc_peers *ps, const struct rpc_peer_address *a)
@@ -192,6 +196,20 @@ static struct rpc_peer *find(struct rpc_peers *ps, const struct rpc_peer_address
     return p;
 }
 
+/* The account of a connection of which nothing is known yet. */
+static void begin_account(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
+{
+    *p = (struct rpc_peer){.next = p->next,
+                           .address = p->address,
+                           .n_calls = p->n_calls,
+                           .used_us = now_us,
+                           .resets_us = now_us,
+                           .others_left = RPC_PEERS_CREDIT_PER_S,
+                           .seen_us = now_us};
+    client_of(p->address.ip, p->client);
+    p->end = first_verdict(ps, p->client, now_us);
+}
+
 static struct rpc_peer *find_or_add(struct rpc_peers *ps, const struct rpc_peer_address *a,
                                     int64_t now_us)
 {
@@ -199,27 +217,10 @@ static struct rpc_peer *find_or_add(struct rpc_peers *ps, const struct rpc_peer_
     if (p)
         return p;
     p = rpc_alloc(1, sizeof(*p));
-    *p = (struct rpc_peer){.next = *bucket,
-                           .address = *a,
-                           .end = first_verdict(ps, a, now_us),
-                           .used_us = now_us,
-                           .resets_us = now_us,
-                           .others_left = RPC_PEERS_CREDIT_PER_S,
-                           .seen_us = now_us};
+    *p = (struct rpc_peer){.next = *bucket, .address = *a};
+    begin_account(ps, p, now_us);
+    ps->n++;
     return *bucket = p;
-}
-
-/* Another connection has this address now. Calls of the old one may hold a pointer. */
-static void renew(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
-{
-    *p = (struct rpc_peer){.next = p->next,
-                           .address = p->address,
-                           .end = first_verdict(ps, &p->address, now_us),
-                           .n_calls = p->n_calls,
-                           .used_us = now_us,
-                           .resets_us = now_us,
-                           .others_left = RPC_PEERS_CREDIT_PER_S,
-                           .seen_us = now_us};
 }
 
 struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t max_bytes)
@@ -228,6 +229,7 @@ struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t max_bytes)
     pthread_mutex_init(&ps->mu, NULL);
     ps->max_connections = max_connections;
     ps->max_bytes = max_bytes;
+    ps->seed = rng_secret();
     return ps;
 }
 
@@ -242,6 +244,7 @@ static void remove_old(struct rpc_peers *ps, int64_t before_us)
                 continue;
             }
             *at = p->next;
+            ps->n--;
             free(p);
         }
     }
@@ -369,43 +372,10 @@ void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a, uint6
     pthread_mutex_lock(&ps->mu);
     struct rpc_peer *p = find_or_add(ps, a, now_us);
     if (p->gone)
-        renew(ps, p, now_us);
+        begin_account(ps, p, now_us); // calls of the old connection may hold a pointer
     p->seen = true;
     count_bytes(p, received, acked, now_us);
     pthread_mutex_unlock(&ps->mu);
-}
-
-/* Whether p should be ended rather than q, if there are too many connections. */
-static bool is_idler(const struct rpc_peer *p, const struct rpc_peer *q)
-{
-    return p->called != q->called ? q->called : p->used_us < q->used_us;
-}
-
-/* What all connections have, and the one to end for either reason; NULL: none. */
-struct sum {
-    unsigned n;
-    uint64_t unexplained;
-    struct rpc_peer *largest, *idlest;
-    unsigned n_due;
-};
-
-static struct sum sum_up(struct rpc_peers *ps)
-{
-    struct sum s = {0};
-    for (unsigned i = 0; i < BUCKETS; i++) {
-        for (struct rpc_peer *p = ps->buckets[i]; p; p = p->next) {
-            s.n_due += p->seen && p->end && !p->taken;
-            if (!p->seen || p->end)
-                continue;
-            s.n++;
-            s.unexplained += p->unexplained;
-            if (!s.largest || p->unexplained > s.largest->unexplained)
-                s.largest = p;
-            if (!p->n_calls && (!s.idlest || is_idler(p, s.idlest)))
-                s.idlest = p;
-        }
-    }
-    return s;
 }
 
 static void mark_gone(struct rpc_peers *ps)
@@ -416,16 +386,118 @@ static void mark_gone(struct rpc_peers *ps)
     }
 }
 
+static unsigned count_due(const struct rpc_peers *ps)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < BUCKETS; i++) {
+        for (const struct rpc_peer *p = ps->buckets[i]; p; p = p->next)
+            n += p->seen && p->end && !p->taken;
+    }
+    return n;
+}
+
+/* The connections that the scan has seen, without those that are being ended. */
+struct list {
+    struct rpc_peer **v;
+    unsigned n;
+};
+
+static struct list list_seen(const struct rpc_peers *ps)
+{
+    struct list l = {.v = rpc_alloc(ps->n + 1, sizeof(struct rpc_peer *))};
+    for (unsigned i = 0; i < BUCKETS; i++) {
+        for (struct rpc_peer *p = ps->buckets[i]; p; p = p->next) {
+            if (p->seen && !p->end)
+                l.v[l.n++] = p;
+        }
+    }
+    return l;
+}
+
+static void drop_ended(struct list *l)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < l->n; i++) {
+        if (!l->v[i]->end)
+            l->v[n++] = l->v[i];
+    }
+    l->n = n;
+}
+
+/* The order in which they end if they have too many bytes. */
+static int by_size(const void *a, const void *b)
+{
+    const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
+    return (p->unexplained < q->unexplained) - (p->unexplained > q->unexplained);
+}
+
 /* One connection per RPC_PEERS_STALL_US: the thread needs time to continue. */
-static void end_stall(struct rpc_peers *ps, struct rpc_peer *largest, int64_t stalled_us,
-                      int64_t now_us)
+static void end_stall(struct rpc_peers *ps, struct list *l, int64_t stalled_us, int64_t now_us)
 {
     int64_t since_us = stalled_us > ps->stall_ended_us ? stalled_us : ps->stall_ended_us;
-    if (now_us - since_us < RPC_PEERS_STALL_US || !largest ||
-        largest->unexplained < RPC_PEERS_STALL_BYTES)
+    if (now_us - since_us < RPC_PEERS_STALL_US || !l->n)
         return;
-    end_offender(ps, largest, RPC_PEERS_STALL, now_us);
+    struct rpc_peer **largest = l->v;
+    for (unsigned i = 1; i < l->n; i++)
+        largest = by_size(&l->v[i], largest) < 0 ? &l->v[i] : largest;
+    if ((*largest)->unexplained < RPC_PEERS_STALL_BYTES)
+        return;
+    end_offender(ps, *largest, RPC_PEERS_STALL, now_us);
     ps->stall_ended_us = now_us;
+    drop_ended(l);
+}
+
+static void end_bytes(struct rpc_peers *ps, struct list *l, int64_t now_us)
+{
+    uint64_t sum = 0;
+    for (unsigned i = 0; i < l->n; i++)
+        sum += l->v[i]->unexplained;
+    if (sum <= ps->max_bytes)
+        return;
+    qsort(l->v, l->n, sizeof(*l->v), by_size);
+    for (unsigned i = 0; i < l->n && sum > ps->max_bytes; i++) {
+        sum -= l->v[i]->unexplained;
+        end_offender(ps, l->v[i], RPC_PEERS_BYTES, now_us);
+    }
+    drop_ended(l);
+}
+
+/* The most useful one first: with a running call, then with any call, then the last one used. */
+static int by_use(const struct rpc_peer *p, const struct rpc_peer *q)
+{
+    if (!p->n_calls != !q->n_calls)
+        return p->n_calls ? -1 : 1;
+    if (p->called != q->called)
+        return p->called ? -1 : 1;
+    return (p->used_us < q->used_us) - (p->used_us > q->used_us);
+}
+
+static int by_client(const void *a, const void *b)
+{
+    const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
+    int order = memcmp(p->client, q->client, sizeof(p->client));
+    return order ? order : by_use(p, q);
+}
+
+static int by_rank(const void *a, const void *b)
+{
+    const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
+    return p->rank != q->rank ? (p->rank < q->rank ? 1 : -1) : by_use(q, p);
+}
+
+/* The client with most connections loses its least useful ones. */
+static void end_crowd(struct rpc_peers *ps, struct list *l)
+{
+    if (l->n <= ps->max_connections)
+        return;
+    qsort(l->v, l->n, sizeof(*l->v), by_client);
+    for (unsigned i = 0; i < l->n; i++) {
+        bool first = i == 0 || !is_same_client(l->v[i - 1]->client, l->v[i]->client);
+        l->v[i]->rank = first ? 0 : l->v[i - 1]->rank + 1;
+    }
+    qsort(l->v, l->n, sizeof(*l->v), by_rank);
+    for (unsigned i = 0; i < l->n - ps->max_connections; i++)
+        l->v[i]->end = RPC_PEERS_CROWD;
 }
 
 unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t now_us)
@@ -433,19 +505,14 @@ unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t no
     pthread_mutex_lock(&ps->mu);
     remove_old(ps, now_us - RPC_PEERS_KEPT_US);
     mark_gone(ps);
-    struct sum s = sum_up(ps);
-    end_stall(ps, s.largest, stalled_us, now_us);
-    for (;;) {
-        s = sum_up(ps);
-        if (s.unexplained > ps->max_bytes)
-            end_offender(ps, s.largest, RPC_PEERS_BYTES, now_us);
-        else if (s.n > ps->max_connections && s.idlest)
-            s.idlest->end = RPC_PEERS_CROWD;
-        else
-            break;
-    }
+    struct list l = list_seen(ps);
+    end_stall(ps, &l, stalled_us, now_us);
+    end_bytes(ps, &l, now_us);
+    end_crowd(ps, &l);
+    free(l.v);
+    unsigned n_due = count_due(ps);
     pthread_mutex_unlock(&ps->mu);
-    return s.n_due;
+    return n_due;
 }
 
 enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a)

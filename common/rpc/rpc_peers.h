@@ -10,7 +10,8 @@
  * - all connections together have more than RPC_PEERS_BYTES_MAX unexplained bytes, and it has most;
  * - a thread of the server has been stalled for RPC_PEERS_STALL_US, and it has most of these bytes.
  *   While a client sends fast enough, gRPC core may read and serve nothing else on that thread;
- * - there are too many connections, and it has had no call for the longest time;
+ * - there are too many connections, and its client has most; it is the one of least use to it: one
+ *   without a running call, or that never had a call, or whose last call is the oldest;
  * - it is new, and its address is banned: two of its connections were ended for another reason than
  *   the last one, at most RPC_PEERS_BAN_US apart. The ban ends RPC_PEERS_BAN_US after the last of
  *   these.
@@ -99,7 +100,7 @@ void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a, uint6
 /* stalled_us: since when the server's slowest thread has been stalled; now_us if none is. Returns
  * the number of connections to end: those for which rpc_peers_take() tells a reason. */
 unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t now_us);
-/* Whether an address is banned. */
-bool rpc_peers_are_banned(struct rpc_peers *ps, int64_t now_us);
+/* Whether any address is banned. */
+bool rpc_peers_any_banned(struct rpc_peers *ps, int64_t now_us);
 /* Why this connection must be ended; RPC_PEERS_KEEP: it need not, or was already taken. */
 enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a);

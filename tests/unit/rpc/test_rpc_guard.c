@@ -24,6 +24,7 @@
 
 static atomic_int n_failing_dups;             // calls of dup3() that fail
 static atomic_int_fast64_t ahead_us, jump_us; // of the clock; of its jump after the next poll()
+static atomic_int_fast64_t look_us;           // that a look at a connection takes
 static int n_polls;                           // with a time limit
 
 int __real_dup3(int from, int to, int flags);
@@ -54,6 +55,15 @@ int __wrap_poll(struct pollfd *p, nfds_t n, int timeout_ms)
         rpc_rig_bump(&n_polls);
     }
     return r;
+}
+
+int __real_getsockopt(int fd, int level, int name, void *value, socklen_t *len);
+int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *len);
+int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *len)
+{
+    if (level == IPPROTO_TCP)
+        atomic_fetch_add(&ahead_us, atomic_load(&look_us));
+    return __real_getsockopt(fd, level, name, value, len);
 }
 
 static void await_scans(int n)
@@ -133,6 +143,60 @@ static void done(struct guard_rig *g)
     rpc_client_free(g->r.client);
     rpc_server_stop(g->r.server, 1000);
     rpc_health_free(g->r.health);
+}
+
+/* A guard of a server whose only thread never beats, and a connection that sends to the server. */
+struct bare_rig {
+    struct rpc_guard *guard;
+    int listener, server, client;
+};
+
+static void bare_init(struct bare_rig *b)
+{
+    uint16_t port;
+    b->listener = listening_socket(&port);
+    struct sockaddr_in a = {
+        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    b->client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(b->client, (struct sockaddr *)&a, sizeof(a)), 0);
+    b->server = accept(b->listener, NULL, NULL);
+    assert_true(b->server >= 0);
+    assert_int_equal(rpc_guard_new(1, 0, &b->guard), 0);
+    rpc_guard_watch(b->guard, port);
+    assert_int_equal(rpc_guard_start(b->guard), 0);
+}
+
+static void bare_send(struct bare_rig *b, size_t n_bytes)
+{
+    static char data[1 << 14];
+    for (size_t i = 0; i < n_bytes; i += sizeof(data)) {
+        assert_int_equal(send(b->client, data, sizeof(data), MSG_NOSIGNAL), sizeof(data));
+        assert_int_equal(recv(b->server, data, sizeof(data), MSG_WAITALL), sizeof(data));
+    }
+}
+
+static void bare_done(struct bare_rig *b)
+{
+    rpc_guard_free(b->guard);
+    close(b->listener);
+    close(b->server);
+    close(b->client);
+}
+
+static void a_long_scan_hides_no_stall(void **state)
+{
+    enum { SCANS = 10 };
+    (void)state;
+    struct bare_rig b;
+    int before = ended("stall");
+    atomic_store(&look_us, RPC_PEERS_STALL_US / 2 + 1);
+    bare_init(&b);
+    bare_send(&b, RPC_PEERS_STALL_BYTES * 3 / 2);
+    for (int i = 0; i < SCANS && ended("stall") == before; i++)
+        await_scans(1);
+    assert_int_equal(ended("stall"), before + 1);
+    atomic_store(&look_us, 0);
+    bare_done(&b);
 }
 
 static void endless_headers_end_a_connection(void **state)
@@ -393,6 +457,7 @@ int main(void)
         cmocka_unit_test(a_connection_that_cannot_be_held_is_ended_in_a_later_scan),
         cmocka_unit_test(calls_of_a_banned_client_are_not_served),
         cmocka_unit_test(a_process_that_was_stopped_has_no_stalled_threads),
+        cmocka_unit_test(a_long_scan_hides_no_stall),
         cmocka_unit_test(without_descriptors_there_is_no_guard_and_no_server),
         cmocka_unit_test(large_messages_do_not_end_a_connection),
         cmocka_unit_test(many_calls_and_large_answers_do_not_end_a_connection),

@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include "base/mem.h"
 #include "lib/lib.h"
 #include "rpc/rpc_peers.h"
@@ -305,26 +306,87 @@ static void of_too_many_connections_those_without_calls_end(void **state)
     rpc_peer_done(peers, running, now_us);
 }
 
-static void connections_with_running_calls_stay(void **state)
+static void connections_with_running_calls_end_last(void **state)
 {
     (void)state;
-    struct rpc_peer *p[MAX_CONNECTIONS + 1];
+    struct rpc_peer *p[MAX_CONNECTIONS];
+    for (uint16_t i = 0; i < MAX_CONNECTIONS; i++, now_us += S)
+        p[i] = call(i, 0);
+    rpc_peer_done(peers, call(9, 0), now_us);
     rpc_peers_scan_begin(peers);
-    for (uint16_t i = 0; i <= MAX_CONNECTIONS; i++) {
+    for (uint16_t i = 0; i < 10; i++)
+        saw(i, 0, 0);
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 10 - MAX_CONNECTIONS);
+    for (uint16_t i = 0; i < MAX_CONNECTIONS; i++) {
+        assert_int_equal(take(i), RPC_PEERS_KEEP);
+        rpc_peer_done(peers, p[i], now_us);
+    }
+}
+
+static struct rpc_peer_address address_of(const char *text)
+{
+    struct rpc_peer_address a;
+    assert_true(rpc_peer_address_read(text, &a));
+    return a;
+}
+
+/* One address has running calls on all connections; another one opens its first. */
+static void of_too_many_connections_those_of_the_address_with_most_end(void **state)
+{
+    (void)state;
+    struct rpc_peer_address other = address_of("ipv4:192.0.2.2:1");
+    struct rpc_peer *p[MAX_CONNECTIONS];
+    rpc_peers_scan_begin(peers);
+    for (uint16_t i = 0; i < MAX_CONNECTIONS; i++, now_us += S) {
         p[i] = call(i, 0);
         saw(i, 0, 0);
     }
-    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 0);
-    rpc_peer_done(peers, p[2], now_us); // it is idle now
-    rpc_peers_scan_begin(peers);
-    for (uint16_t i = 0; i <= MAX_CONNECTIONS; i++)
-        saw(i, 0, 0);
+    rpc_peers_saw(peers, &other, 0, 0, now_us);
     assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 1);
-    assert_int_equal(take(2), RPC_PEERS_CROWD);
-    for (uint16_t i = 0; i <= MAX_CONNECTIONS; i++) {
-        if (i != 2)
-            rpc_peer_done(peers, p[i], now_us);
+    assert_int_equal(rpc_peers_take(peers, &other), RPC_PEERS_KEEP);
+    assert_int_equal(take(0), RPC_PEERS_CROWD);
+    for (uint16_t i = 0; i < MAX_CONNECTIONS; i++)
+        rpc_peer_done(peers, p[i], now_us);
+}
+
+/* Addresses that an attacker chooses: in each pair of bytes, 31 times the first and the second give
+ * the same sum. */
+static struct rpc_peer_address chosen_address(unsigned i)
+{
+    struct rpc_peer_address a = {.port = 1};
+    for (unsigned k = 4; k < sizeof(a.ip); k += 2, i /= 8) {
+        a.ip[k] = i % 8;
+        a.ip[k + 1] = (uint8_t)(248 - 31 * (i % 8));
     }
+    return a;
+}
+
+static void a_scan_of_many_connections_takes_little_time(void **state)
+{
+    enum { N = 20000 };
+    (void)state;
+    clock_t begin = clock(); // of the CPU
+    rpc_peers_scan_begin(peers);
+    for (unsigned i = 0; i < N; i++) {
+        struct rpc_peer_address a = chosen_address(i);
+        rpc_peers_saw(peers, &a, 100, 0, now_us);
+    }
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), N - MAX_CONNECTIONS);
+    assert_true(clock() - begin < CLOCKS_PER_SEC / 2);
+}
+
+static void many_connections_with_many_bytes_end_in_little_time(void **state)
+{
+    enum { N = 20000 };
+    (void)state;
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(N, MAX_BYTES);
+    clock_t begin = clock(); // of the CPU
+    rpc_peers_scan_begin(peers);
+    for (uint16_t i = 0; i < N; i++)
+        saw(i, 100, 0);
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), N - MAX_BYTES / 100);
+    assert_true(clock() - begin < CLOCKS_PER_SEC / 2);
 }
 
 /* An ended connection that later scans do not see. */
@@ -377,17 +439,17 @@ static void after_two_offences_new_connections_of_the_address_end(void **state)
     struct rpc_peer_address elsewhere;
     assert_true(rpc_peer_address_read("ipv4:192.0.2.2:1", &elsewhere));
     offend(2);
-    assert_false(rpc_peers_are_banned(peers, now_us));
+    assert_false(rpc_peers_any_banned(peers, now_us));
     now_us += RPC_PEERS_BAN_US - 1;
     offend(3);
-    assert_true(rpc_peers_are_banned(peers, now_us));
+    assert_true(rpc_peers_any_banned(peers, now_us));
     assert_null(call(4, 0));
     assert_int_equal(scan(0, 0), RPC_PEERS_KEEP); // the old one stays
     assert_non_null(other = rpc_peers_call(peers, &elsewhere, &(struct rpc_peer_call){0}, now_us));
     rpc_peer_done(peers, other, now_us);
     rpc_peer_done(peers, old, now_us);
     now_us += RPC_PEERS_BAN_US;
-    assert_false(rpc_peers_are_banned(peers, now_us));
+    assert_false(rpc_peers_any_banned(peers, now_us));
     assert_non_null(other = call(5, 0));
     rpc_peer_done(peers, other, now_us);
 }
@@ -446,21 +508,25 @@ static void a_ban_covers_one_address_of_a_shared_prefix(void **state)
     must_serve("ipv4:192.0.2.2:3");
 }
 
-/* The table has 1024 buckets, and these ports share one. */
+/* There are more of them than buckets. */
 static void addresses_of_one_bucket_have_separate_accounts(void **state)
 {
-    enum { PORT = 1, OTHER = PORT + 1024 };
+    enum { N = 20000, ENDED = 77 };
+    static struct rpc_peer *p[N];
     (void)state;
-    struct rpc_peer *p = call(PORT, 0), *other = call(OTHER, 0);
-    assert_ptr_not_equal(p, other);
-    rpc_peer_done(peers, other, now_us);
-    assert_true(reset_until_end(p, 9000));
-    assert_null(call(PORT, 0));
-    assert_ptr_equal(call(OTHER, 0), other);
-    assert_int_equal(take(PORT), RPC_PEERS_RESETS);
-    assert_int_equal(take(OTHER), RPC_PEERS_KEEP);
-    rpc_peer_done(peers, p, now_us);
-    rpc_peer_done(peers, other, now_us);
+    for (uint16_t i = 0; i < N; i++)
+        p[i] = call(i, 0);
+    assert_true(reset_until_end(p[ENDED], 9000));
+    for (uint16_t i = 0; i < N; i++) {
+        if (i == ENDED) {
+            assert_null(call(i, 0));
+        } else {
+            assert_ptr_equal(call(i, 0), p[i]);
+            rpc_peer_done(peers, p[i], now_us);
+        }
+        assert_int_equal(take(i), i == ENDED ? RPC_PEERS_RESETS : RPC_PEERS_KEEP);
+        rpc_peer_done(peers, p[i], now_us);
+    }
 }
 
 static void offences_that_lie_apart_ban_nobody(void **state)
@@ -469,7 +535,7 @@ static void offences_that_lie_apart_ban_nobody(void **state)
     offend(1);
     now_us += RPC_PEERS_BAN_US;
     offend(2);
-    assert_false(rpc_peers_are_banned(peers, now_us));
+    assert_false(rpc_peers_any_banned(peers, now_us));
 }
 
 static void a_banned_connection_ends_in_the_next_scan(void **state)
@@ -500,7 +566,10 @@ int main(void)
         TEST(a_stalled_thread_ends_the_connection_with_most_bytes),
         TEST(a_stall_ends_one_connection_at_a_time),
         TEST(of_too_many_connections_those_without_calls_end),
-        TEST(connections_with_running_calls_stay),
+        TEST(connections_with_running_calls_end_last),
+        TEST(of_too_many_connections_those_of_the_address_with_most_end),
+        TEST(a_scan_of_many_connections_takes_little_time),
+        TEST(many_connections_with_many_bytes_end_in_little_time),
         TEST(late_calls_of_an_ended_connection_are_void),
         TEST(a_new_connection_with_the_address_of_an_ended_one_is_served),
         TEST(after_two_offences_new_connections_of_the_address_end),
