@@ -27,6 +27,7 @@ struct rpc_peer {
     bool seen;  // in this scan
     bool gone;  // not seen in the last scan
     bool called;
+    bool trusted;
     unsigned n_calls;  // they hold a pointer
     int64_t used_us;   // a call has begun or ended; before the first one: the first sight
     int64_t resets_us; // when n_resets was calculated
@@ -153,9 +154,11 @@ static struct offender *offender_of(struct rpc_peers *ps, const uint8_t client[1
 static void end_offender(struct rpc_peers *ps, struct rpc_peer *p, enum rpc_peers_end end,
                          int64_t now_us)
 {
+    p->end = end;
+    if (p->trusted)
+        return;
     struct offender *o = offender_of(ps, p->client);
     bool again = is_recent(o, now_us) && is_same_client(p->client, o->client);
-    p->end = end;
     o->n = again ? o->n + 1 : 1;
     o->last_us = now_us;
     memcpy(o->client, p->client, sizeof(o->client));
@@ -281,6 +284,7 @@ struct rpc_peer *rpc_peers_call(struct rpc_peers *ps, const struct rpc_peer_addr
         p = NULL;
     } else {
         p->called = true;
+        p->trusted |= call->trusted;
         p->n_calls++;
         explain(p, call->message_bytes,
                 min_u64(call->header_bytes, RPC_PEERS_HEADER_BYTES) + RPC_PEERS_CALL_BYTES);
@@ -428,6 +432,10 @@ static void drop_ended(struct list *l)
 static int by_size(const void *a, const void *b)
 {
     const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
+    bool p_first = !p->trusted && p->unexplained >= RPC_PEERS_STALL_BYTES;
+    bool q_first = !q->trusted && q->unexplained >= RPC_PEERS_STALL_BYTES;
+    if (p_first != q_first)
+        return p_first ? -1 : 1;
     return (p->unexplained < q->unexplained) - (p->unexplained > q->unexplained);
 }
 

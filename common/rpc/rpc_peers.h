@@ -16,6 +16,9 @@
  *   the last one, at most RPC_PEERS_BAN_US apart. The ban ends RPC_PEERS_BAN_US after the last of
  *   these.
  *
+ * A trusted client is a service, which passes on what its own clients send. So its connections are
+ * ended for their bytes only if no other one has RPC_PEERS_STALL_BYTES, and never cause a ban.
+ *
  * Decisions only: the caller passes times and counts. Private to common/rpc.
  *
  * Threads: any. One thread scans. */
@@ -77,6 +80,7 @@ void rpc_peers_free(struct rpc_peers *ps); // after rpc_peer_done() of all calls
 struct rpc_peer_call {
     size_t header_bytes;  // uncompressed
     size_t message_bytes; // of its first message, if that has arrived
+    bool trusted;         // the client is a service or an operator
 };
 
 /* A call of this connection begins. NULL: the connection is being ended, so the call is void. */

@@ -688,19 +688,26 @@ static size_t header_bytes(const grpc_metadata_array *headers)
     return n;
 }
 
-/* Adds a new call to the account of its connection. False: that is being ended. */
-static bool open_account(const struct slot *sl, struct rpc_peer **ret)
+static unsigned roles_of(const struct slot *sl)
 {
-    const struct rpc_peer_call call = {.header_bytes = header_bytes(&sl->headers),
-                                       .message_bytes =
-                                           sl->request ? grpc_byte_buffer_length(sl->request) : 0};
+    return sl->door == DOOR_TLS ? rpc_roles_of_peer(&sl->s->tls_roles, sl->call)
+                                : sl->s->doors[sl->door].roles;
+}
+
+/* Adds a new call to the account of its connection. False: that is being ended. */
+static bool open_account(const struct slot *sl, unsigned roles, struct rpc_peer **ret)
+{
+    const struct rpc_peer_call call = {
+        .header_bytes = header_bytes(&sl->headers),
+        .message_bytes = sl->request ? grpc_byte_buffer_length(sl->request) : 0,
+        .trusted = roles & (RPC_ROLE_GATEWAY | RPC_ROLE_VERIFIER | RPC_ROLE_OPERATOR)};
     char *peer = grpc_call_get_peer(sl->call);
     int r = rpc_guard_call(sl->s->guard, peer, &call, ret);
     gpr_free(peer);
     return r == 0;
 }
 
-static struct rpc_call *call_new(struct slot *sl, struct rpc_peer *account)
+static struct rpc_call *call_new(struct slot *sl, unsigned roles, struct rpc_peer *account)
 {
     struct rpc_call *c = rpc_alloc(1, sizeof(*c));
     struct rpc_server *s = sl->s;
@@ -711,11 +718,10 @@ static struct rpc_call *call_new(struct slot *sl, struct rpc_peer *account)
                            .w = sl->w,
                            .service = sl->m->service,
                            .asked = sl->m->m,
+                           .roles = roles,
                            .core = sl->call,
                            .account = account,
                            .begun_us = clock_us()};
-    c->roles = sl->door == DOOR_TLS ? rpc_roles_of_peer(&s->tls_roles, sl->call)
-                                    : s->doors[sl->door].roles;
     c->peer = sl->m->m->during_drain ? grpc_call_get_peer(sl->call) : NULL;
     pthread_mutex_init(&c->mu, NULL);
     atomic_init(&c->n_refs, 2); // slot_event()'s and close_event()'s
@@ -743,12 +749,13 @@ static void slot_event(struct rpc_tag *t, bool ok)
         free(sl);
         return;
     }
+    unsigned roles = roles_of(sl);
     struct rpc_peer *account;
-    if (!open_account(sl, &account)) {
+    if (!open_account(sl, roles, &account)) {
         drop_call(sl);
         return;
     }
-    struct rpc_call *c = call_new(sl, account);
+    struct rpc_call *c = call_new(sl, roles, account);
     struct rpc_msg *req = rpc_msg(sl->request);
     grpc_metadata_array_destroy(&sl->headers);
     grpc_call_details_destroy(&sl->details);

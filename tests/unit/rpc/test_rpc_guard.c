@@ -113,13 +113,12 @@ static int listening_socket(uint16_t *ret_port)
     return fd;
 }
 
-static void init_with(struct guard_rig *g, bool passed_socket, size_t max_unexplained)
+static void init_with(struct guard_rig *g, bool passed_socket, const struct rpc_server_options *opt)
 {
     char target[32];
     memset(&rpc_rig_seen, 0, sizeof(rpc_rig_seen));
     *g = (struct guard_rig){.r = {.health = rpc_health_new()}};
-    g->r.server = rpc_rig_server(&(struct rpc_server_options){.max_unexplained = max_unexplained},
-                                 g->r.health);
+    g->r.server = rpc_rig_server(opt, g->r.health);
     if (passed_socket)
         assert_int_equal(rpc_server_listen_fd(g->r.server, listening_socket(&g->port), false), 0);
     else
@@ -133,7 +132,7 @@ static void init_with(struct guard_rig *g, bool passed_socket, size_t max_unexpl
 
 static void init(struct guard_rig *g, bool passed_socket)
 {
-    init_with(g, passed_socket, MAX_UNEXPLAINED);
+    init_with(g, passed_socket, &(struct rpc_server_options){.max_unexplained = MAX_UNEXPLAINED});
 }
 
 static void done(struct guard_rig *g)
@@ -319,6 +318,30 @@ static void calls_of_a_banned_client_are_not_served(void **state)
     done(&g);
 }
 
+/* With `insecure`, clients over TCP have the server's own_role. */
+static void a_gateway_is_not_banned(void **state)
+{
+    (void)state;
+    struct guard_rig g;
+    int before = all_ended(), by_bytes = ended("bytes") + ended("stall");
+    init_with(&g, false,
+              &(struct rpc_server_options){.max_unexplained = MAX_UNEXPLAINED,
+                                           .own_role = RPC_ROLE_GATEWAY,
+                                           .insecure = true});
+    for (int i = 0; i < 3; i++) {
+        struct http2_client c = http2_client_open_tcp(g.port);
+        http2_client_call(&c, "/unknown");
+        assert_true(http2_client_await(&c, 1));
+        http2_client_endless_headers(&c, 2 * MAX_UNEXPLAINED);
+        http2_client_await_end(&c);
+        http2_client_close(&c);
+    }
+    stream_is_served(&g);
+    assert_int_equal(all_ended(), before + 3);
+    assert_int_equal(ended("bytes") + ended("stall"), by_bytes + 3);
+    done(&g);
+}
+
 static void a_process_that_was_stopped_has_no_stalled_threads(void **state)
 {
     (void)state;
@@ -401,7 +424,7 @@ static void many_calls_and_large_answers_do_not_end_a_connection(void **state)
     struct rpc_stream *s[N];
     struct rpc_tally t[N];
     int before = all_ended();
-    init_with(&g, false, 128 << 10);
+    init_with(&g, false, &(struct rpc_server_options){.max_unexplained = 128 << 10});
     for (int k = 0; k < ROUNDS; k++) {
         for (int i = 0; i < N; i++)
             s[i] = rpc_rig_call(&g.r, i % 2 ? "/test/Chat" : "/test/Count", LARGE, i % 2 ? 1 : 3,
@@ -456,6 +479,7 @@ int main(void)
         cmocka_unit_test(a_client_that_cancels_a_thousand_calls_is_not_ended),
         cmocka_unit_test(a_connection_that_cannot_be_held_is_ended_in_a_later_scan),
         cmocka_unit_test(calls_of_a_banned_client_are_not_served),
+        cmocka_unit_test(a_gateway_is_not_banned),
         cmocka_unit_test(a_process_that_was_stopped_has_no_stalled_threads),
         cmocka_unit_test(a_long_scan_hides_no_stall),
         cmocka_unit_test(without_descriptors_there_is_no_guard_and_no_server),

@@ -424,6 +424,40 @@ static void a_new_connection_with_the_address_of_an_ended_one_is_served(void **s
     rpc_peer_done(peers, p, now_us);
 }
 
+/* The connection of a service, and one of a client. Returns which ends: 1, 2 or none. */
+static uint16_t end_of_two(uint64_t by_service, uint64_t by_client, int64_t stalled_us)
+{
+    struct rpc_peer_address a = address(1);
+    rpc_peer_done(
+        peers, rpc_peers_call(peers, &a, &(struct rpc_peer_call){.trusted = true}, now_us), now_us);
+    rpc_peers_scan_begin(peers);
+    saw(1, EACH + by_service, 0);
+    saw(2, by_client, 0);
+    rpc_peers_scan_end(peers, stalled_us, now_us);
+    enum rpc_peers_end service = take(1), client = take(2);
+    assert_true(!service || !client);
+    return service ? 1 : client ? 2 : 0;
+}
+
+static void a_service_is_ended_only_if_no_client_has_many_bytes(void **state)
+{
+    enum { MANY = RPC_PEERS_STALL_BYTES };
+    (void)state;
+    int64_t early_us = now_us - RPC_PEERS_STALL_US;
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY);
+    assert_int_equal(end_of_two(8 * MANY, MANY, now_us), 0);
+    assert_int_equal(end_of_two(8 * MANY, 2 * MANY, now_us), 2);
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY);
+    assert_int_equal(end_of_two(9 * MANY, MANY - 1, now_us), 1);
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY);
+    assert_int_equal(end_of_two(4 * MANY, MANY, early_us), 2);
+    now_us += RPC_PEERS_STALL_US;
+    assert_int_equal(end_of_two(4 * MANY, MANY, early_us), 1);
+}
+
 /* A connection from the address of the others, which resets too many calls. */
 static void offend(uint16_t port)
 {
@@ -538,6 +572,19 @@ static void offences_that_lie_apart_ban_nobody(void **state)
     assert_false(rpc_peers_any_banned(peers, now_us));
 }
 
+static void offences_of_a_service_ban_nobody(void **state)
+{
+    (void)state;
+    struct rpc_peer_address a = address(1);
+    for (a.port = 1; a.port < 9; a.port++) {
+        struct rpc_peer *p =
+            rpc_peers_call(peers, &a, &(struct rpc_peer_call){.trusted = true}, now_us);
+        assert_true(reset_until_end(p, 9000));
+        rpc_peer_done(peers, p, now_us);
+    }
+    assert_false(rpc_peers_any_banned(peers, now_us));
+}
+
 static void a_banned_connection_ends_in_the_next_scan(void **state)
 {
     (void)state;
@@ -577,6 +624,8 @@ int main(void)
         TEST(a_ban_covers_one_address_of_a_shared_prefix),
         TEST(addresses_of_one_bucket_have_separate_accounts),
         TEST(offences_that_lie_apart_ban_nobody),
+        TEST(a_service_is_ended_only_if_no_client_has_many_bytes),
+        TEST(offences_of_a_service_ban_nobody),
         TEST(a_banned_connection_ends_in_the_next_scan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
