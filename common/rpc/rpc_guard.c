@@ -256,20 +256,38 @@ void rpc_guard_beat(struct rpc_guard *g, unsigned thread)
 
 /* ---- calls ---- */
 
-/* For a connection that rpc_listen.h accepted, gRPC core only tells the descriptor. */
-static bool read_peer(const char *peer, struct rpc_peer_address *ret)
+static bool is_tcp(int fd)
 {
-    return strncmp(peer, "fd:", 3) == 0 ? peer_of(atoi(peer + 3), ret)
-                                        : rpc_peer_address_read(peer, ret);
+    struct sockaddr_storage a = {0};
+    struct rpc_peer_address own;
+    return getsockname(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}) == 0 &&
+           rpc_peer_address_of(&a, &own);
+}
+
+/* For a connection that rpc_listen.h accepted, gRPC core only tells the descriptor. It closes that
+ * after the last call of the connection is freed, so the number still names the connection. But one
+ * that its client has reset has no address. *ret_over: it is such a connection. */
+static bool read_peer(const char *peer, struct rpc_peer_address *ret, bool *ret_over)
+{
+    *ret_over = false;
+    if (strncmp(peer, "fd:", 3) != 0)
+        return rpc_peer_address_read(peer, ret);
+    int fd = atoi(peer + 3);
+    bool found = peer_of(fd, ret);
+    *ret_over = !found && is_tcp(fd);
+    return found;
 }
 
 int rpc_guard_call(struct rpc_guard *g, const char *peer, const struct rpc_peer_call *call,
                    struct rpc_peer **ret)
 {
     struct rpc_peer_address a;
+    bool over;
     *ret = NULL;
-    if (!g->has_ports || !read_peer(peer, &a))
+    if (!g->has_ports)
         return 0;
+    if (!read_peer(peer, &a, &over))
+        return over ? -ECONNABORTED : 0;
     *ret = rpc_peers_call(g->peers, &a, call, clock_us());
     return *ret ? 0 : -ECONNABORTED;
 }

@@ -22,7 +22,7 @@ int rpc_guard_start(struct rpc_guard *g);
 void rpc_guard_beat(struct rpc_guard *g, unsigned thread);
 
 /* A call begins. peer: its text of grpc_call_get_peer(). *ret is NULL for a connection that is not
- * watched. -ECONNABORTED: the connection is being ended, so the call is void. */
+ * watched. -ECONNABORTED: the connection is over or is being ended, so the call is void. */
 int rpc_guard_call(struct rpc_guard *g, const char *peer, const struct rpc_peer_call *call,
                    struct rpc_peer **ret);
 /* What happens to the call; p may be NULL. See rpc_peers.h. */

@@ -1,8 +1,7 @@
 /* rpc_server.c - the server half of rpc.
  *
  * A door is a server of gRPC core, and there is one for each kind of connection. So the door of a
- * call tells the roles of its client. The number of its descriptor could not: when the call is
- * served, another connection may have that number.
+ * call tells the roles of its client.
  *
  * A slot is a pending request to gRPC core for the next call of one method on one queue. When a
  * call arrives, the slot passes it to a new rpc_call and requests the next one. A call is freed

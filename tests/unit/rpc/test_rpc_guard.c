@@ -1,4 +1,5 @@
 /* test_rpc_guard.c - TCP clients that abuse a server lose their connection; others are served. */
+#include <dirent.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -196,6 +197,90 @@ static void a_long_scan_hides_no_stall(void **state)
     assert_int_equal(ended("stall"), before + 1);
     atomic_store(&look_us, 0);
     bare_done(&b);
+}
+
+/* What the guard says about a call of the connection with this descriptor. */
+static int call_of_descriptor(struct bare_rig *b, int fd, struct rpc_peer **ret)
+{
+    char peer[16];
+    snprintf(peer, sizeof(peer), "fd:%d", fd);
+    return rpc_guard_call(b->guard, peer, &(struct rpc_peer_call){0}, ret);
+}
+
+static void reset_now(int fd)
+{
+    const struct linger none = {.l_onoff = 1};
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none)), 0);
+    close(fd);
+}
+
+static void a_call_of_a_connection_that_is_over_is_void(void **state)
+{
+    (void)state;
+    struct bare_rig b;
+    struct rpc_peer *p;
+    bare_init(&b);
+    assert_int_equal(call_of_descriptor(&b, b.server, &p), 0);
+    assert_non_null(p);
+    rpc_guard_done(b.guard, p);
+    reset_now(b.client);
+    assert_int_equal(call_of_descriptor(&b, b.server, &p), -ECONNABORTED);
+    assert_null(p);
+    b.client = -1;
+    bare_done(&b);
+}
+
+static void a_call_of_a_unix_socket_is_not_watched(void **state)
+{
+    (void)state;
+    struct bare_rig b;
+    struct rpc_peer *p;
+    int fds[2];
+    bare_init(&b);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    assert_int_equal(call_of_descriptor(&b, fds[0], &p), 0);
+    assert_null(p);
+    close(fds[1]); // the client is gone
+    assert_int_equal(call_of_descriptor(&b, fds[0], &p), 0);
+    assert_null(p);
+    close(fds[0]);
+    bare_done(&b);
+}
+
+static int n_sockets(void)
+{
+    DIR *d = opendir("/proc/self/fd");
+    int n = 0;
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        char target[8] = "";
+        n += readlinkat(dirfd(d), e->d_name, target, 7) == 7 && strcmp(target, "socket:") == 0;
+    }
+    closedir(d);
+    return n;
+}
+
+/* The guard relies on it: gRPC core names such a connection by its descriptor. */
+static void a_connection_keeps_its_descriptor_while_it_has_a_call(void **state)
+{
+    (void)state;
+    struct guard_rig g;
+    init(&g, true);
+    int before = n_sockets();
+    struct http2_client c = http2_client_open_tcp(g.port);
+    http2_client_call(&c, "/test/Keep");
+    rpc_rig_await(&rpc_rig_seen.starts, 1);
+    struct rpc_call *kept = rpc_rig_seen.kept;
+    rpc_call_ref(kept);
+    reset_now(c.fd);
+    rpc_rig_await(&rpc_rig_seen.cancels, 1);
+    stream_is_served(&g);
+    assert_int_equal(n_sockets(), before + 1);
+    rpc_call_unref(kept);
+    for (int i = 0; i < 100 && n_sockets() > before; i++)
+        stream_is_served(&g);
+    assert_int_equal(n_sockets(), before);
+    done(&g);
 }
 
 static void endless_headers_end_a_connection(void **state)
@@ -482,6 +567,9 @@ int main(void)
         cmocka_unit_test(a_gateway_is_not_banned),
         cmocka_unit_test(a_process_that_was_stopped_has_no_stalled_threads),
         cmocka_unit_test(a_long_scan_hides_no_stall),
+        cmocka_unit_test(a_call_of_a_connection_that_is_over_is_void),
+        cmocka_unit_test(a_call_of_a_unix_socket_is_not_watched),
+        cmocka_unit_test(a_connection_keeps_its_descriptor_while_it_has_a_call),
         cmocka_unit_test(without_descriptors_there_is_no_guard_and_no_server),
         cmocka_unit_test(large_messages_do_not_end_a_connection),
         cmocka_unit_test(many_calls_and_large_answers_do_not_end_a_connection),
