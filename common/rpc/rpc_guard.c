@@ -135,12 +135,25 @@ static bool is_ours(const struct rpc_guard *g, int fd, struct rpc_peer_address *
            rpc_peer_address_of(&a, &own) && g->ports[own.port] && peer_of(fd, ret);
 }
 
-/* A kernel or a sandbox without these counts leaves them 0. */
+/* 0: the system does not tell it. */
+static uint64_t cookie_of(int fd)
+{
+    uint64_t cookie = 0;
+    getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &(socklen_t){sizeof(cookie)});
+    return cookie;
+}
+
+/* gRPC core may have closed fd since its address was read. A kernel or a sandbox without these
+ * counts leaves them 0. */
 static void saw(struct rpc_guard *g, int fd, const struct rpc_peer_address *a)
 {
     struct tcp_info t = {0};
-    getsockopt(fd, IPPROTO_TCP, TCP_INFO, &t, &(socklen_t){sizeof(t)});
-    rpc_peers_saw(g->peers, a, t.tcpi_bytes_received, t.tcpi_bytes_acked, clock_us());
+    uint64_t cookie = cookie_of(fd);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &t, &(socklen_t){sizeof(t)}) < 0)
+        return;
+    const struct rpc_peer_socket socket = {
+        .cookie = cookie, .received = t.tcpi_bytes_received, .acked = t.tcpi_bytes_acked};
+    rpc_peers_saw(g->peers, a, &socket, clock_us());
 }
 
 static void report(struct rpc_guard *g, enum rpc_peers_end reason, const struct rpc_peer_address *a)
@@ -169,7 +182,7 @@ static void end_if_due(struct rpc_guard *g, int fd, const struct rpc_peer_addres
     if (dup3(fd, g->pin_fd, O_CLOEXEC) < 0)
         return;
     if (is_ours(g, g->pin_fd, &actual) && memcmp(&actual, a, sizeof(actual)) == 0) {
-        enum rpc_peers_end reason = rpc_peers_take(g->peers, a);
+        enum rpc_peers_end reason = rpc_peers_take(g->peers, a, cookie_of(g->pin_fd));
         if (reason) {
             report(g, reason, a); // before the client notices
             shutdown(g->pin_fd, SHUT_RDWR);

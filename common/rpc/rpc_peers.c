@@ -33,11 +33,11 @@ struct rpc_peer {
     int64_t resets_us; // when n_resets was calculated
     int64_t n_resets;  // less those that time has forgiven
     struct explained all;
-    struct explained settled;  // what `all` was when the scan began
-    struct explained credited; // of those, in `unexplained`
-    uint64_t others_left;      // that may count, of RPC_PEERS_CREDIT_PER_S
-    int64_t seen_us;           // the last scan; before: like used_us
-    uint64_t received, acked;
+    struct explained settled;      // what `all` was when the scan began
+    struct explained credited;     // of those, in `unexplained`
+    uint64_t others_left;          // that may count, of RPC_PEERS_CREDIT_PER_S
+    int64_t seen_us;               // the last scan; before: like used_us
+    struct rpc_peer_socket socket; // at the last scan
     uint64_t unexplained;
     unsigned rank; // in end_crowd(): connections of this client that are of more use
 };
@@ -351,34 +351,45 @@ static uint64_t others_since(struct rpc_peer *p, uint64_t acked, int64_t now_us)
     uint64_t left = p->others_left + us * RPC_PEERS_CREDIT_PER_S / 1000000;
     p->others_left = min_u64(left, RPC_PEERS_CREDIT_PER_S);
     uint64_t others = p->settled.others - p->credited.others;
-    others += acked / RPC_PEERS_ACKED_BYTES - p->acked / RPC_PEERS_ACKED_BYTES;
+    others += acked / RPC_PEERS_ACKED_BYTES - p->socket.acked / RPC_PEERS_ACKED_BYTES;
     others += us * RPC_PEERS_IDLE_PER_S / 1000000;
     return min_u64(others, p->others_left);
 }
 
 /* No part of an explanation is left for bytes that arrive later. */
-static void count_bytes(struct rpc_peer *p, uint64_t received, uint64_t acked, int64_t now_us)
+static void count_bytes(struct rpc_peer *p, const struct rpc_peer_socket *now, int64_t now_us)
 {
-    uint64_t n = p->unexplained + received - p->received;
+    uint64_t n = p->unexplained + now->received - p->socket.received;
     n -= min_u64(n, p->settled.messages - p->credited.messages);
-    uint64_t others = min_u64(n, others_since(p, acked, now_us));
+    uint64_t others = min_u64(n, others_since(p, now->acked, now_us));
     p->unexplained = n - others;
     p->others_left -= others;
     p->credited = p->settled;
-    p->received = received;
-    p->acked = acked;
+    p->socket = *now;
     p->seen_us = now_us;
 }
 
-void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a, uint64_t received,
-                   uint64_t acked, int64_t now_us)
+static bool is_other(uint64_t cookie, uint64_t other)
+{
+    return cookie && other && cookie != other;
+}
+
+/* Whether another connection has the address of p now. */
+static bool is_replaced(const struct rpc_peer *p, const struct rpc_peer_socket *now)
+{
+    return p->gone || is_other(p->socket.cookie, now->cookie) ||
+           now->received < p->socket.received || now->acked < p->socket.acked;
+}
+
+void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a,
+                   const struct rpc_peer_socket *socket, int64_t now_us)
 {
     pthread_mutex_lock(&ps->mu);
     struct rpc_peer *p = find_or_add(ps, a, now_us);
-    if (p->gone)
+    if (is_replaced(p, socket))
         begin_account(ps, p, now_us); // calls of the old connection may hold a pointer
     p->seen = true;
-    count_bytes(p, received, acked, now_us);
+    count_bytes(p, socket, now_us);
     pthread_mutex_unlock(&ps->mu);
 }
 
@@ -523,11 +534,13 @@ unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t no
     return n_due;
 }
 
-enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a)
+enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a,
+                                  uint64_t cookie)
 {
     pthread_mutex_lock(&ps->mu);
     struct rpc_peer *p = find(ps, a);
-    enum rpc_peers_end end = p && !p->taken ? p->end : RPC_PEERS_KEEP;
+    bool due = p && !p->taken && !is_other(p->socket.cookie, cookie);
+    enum rpc_peers_end end = due ? p->end : RPC_PEERS_KEEP;
     if (end)
         p->taken = true;
     pthread_mutex_unlock(&ps->mu);

@@ -95,16 +95,24 @@ bool rpc_peer_reset(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
 /* The call has ended; p is not valid afterwards. */
 void rpc_peer_done(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
 
-/* A scan: begin, then rpc_peers_saw() for each connection, then end. received, acked: bytes that
- * the client has sent, and bytes of ours that it has acknowledged. Read after the scan has begun:
- * a message counts as received before it counts as delivered. */
+/* What the system tells of a connection. */
+struct rpc_peer_socket {
+    uint64_t cookie; // differs from that of every other socket; 0: unknown
+    uint64_t received;
+    uint64_t acked; // bytes of ours
+};
+
+/* A scan: begin, then rpc_peers_saw() for each connection, then end. The counts are read after the
+ * scan has begun: a message counts as received before it counts as delivered. */
 void rpc_peers_scan_begin(struct rpc_peers *ps);
-void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a, uint64_t received,
-                   uint64_t acked, int64_t now_us);
+void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a,
+                   const struct rpc_peer_socket *socket, int64_t now_us);
 /* stalled_us: since when the server's slowest thread has been stalled; now_us if none is. Returns
  * the number of connections to end: those for which rpc_peers_take() tells a reason. */
 unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t now_us);
 /* Whether any address is banned. */
 bool rpc_peers_any_banned(struct rpc_peers *ps, int64_t now_us);
-/* Why this connection must be ended; RPC_PEERS_KEEP: it need not, or was already taken. */
-enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a);
+/* Why the connection with this cookie must be ended; RPC_PEERS_KEEP: it need not, or was already
+ * taken. */
+enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a,
+                                  uint64_t cookie);

@@ -24,6 +24,7 @@
 /* ---- calls of the guard; the linker hands them to these ---- */
 
 static atomic_int n_failing_dups;             // calls of dup3() that fail
+static atomic_int n_failing_looks;            // calls of getsockopt() of a connection that fail
 static atomic_int_fast64_t ahead_us, jump_us; // of the clock; of its jump after the next poll()
 static atomic_int_fast64_t look_us;           // that a look at a connection takes
 static int n_polls;                           // with a time limit
@@ -64,6 +65,11 @@ int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *len)
 {
     if (level == IPPROTO_TCP)
         atomic_fetch_add(&ahead_us, atomic_load(&look_us));
+    if (level == IPPROTO_TCP && atomic_load(&n_failing_looks) > 0) {
+        atomic_fetch_sub(&n_failing_looks, 1);
+        errno = EBADF;
+        return -1;
+    }
     return __real_getsockopt(fd, level, name, value, len);
 }
 
@@ -196,6 +202,22 @@ static void a_long_scan_hides_no_stall(void **state)
         await_scans(1);
     assert_int_equal(ended("stall"), before + 1);
     atomic_store(&look_us, 0);
+    bare_done(&b);
+}
+
+/* gRPC core closes it, or closed it and opened another one, between two looks of the guard. */
+static void a_connection_that_tells_no_counts_is_not_ended(void **state)
+{
+    (void)state;
+    struct bare_rig b;
+    int before = all_ended();
+    bare_init(&b);
+    bare_send(&b, RPC_PEERS_STALL_BYTES / 2); // does not stall a thread
+    await_scans(2);
+    atomic_store(&n_failing_looks, 1);
+    await_scans(13);
+    assert_int_equal(atomic_load(&n_failing_looks), 0);
+    assert_int_equal(all_ended(), before);
     bare_done(&b);
 }
 
@@ -567,6 +589,7 @@ int main(void)
         cmocka_unit_test(a_gateway_is_not_banned),
         cmocka_unit_test(a_process_that_was_stopped_has_no_stalled_threads),
         cmocka_unit_test(a_long_scan_hides_no_stall),
+        cmocka_unit_test(a_connection_that_tells_no_counts_is_not_ended),
         cmocka_unit_test(a_call_of_a_connection_that_is_over_is_void),
         cmocka_unit_test(a_call_of_a_unix_socket_is_not_watched),
         cmocka_unit_test(a_connection_keeps_its_descriptor_while_it_has_a_call),

@@ -48,13 +48,14 @@ static struct rpc_peer *call(uint16_t port, size_t bytes)
 static void saw(uint16_t port, uint64_t received, uint64_t acked)
 {
     struct rpc_peer_address a = address(port);
-    rpc_peers_saw(peers, &a, received, acked, now_us);
+    const struct rpc_peer_socket socket = {.received = received, .acked = acked};
+    rpc_peers_saw(peers, &a, &socket, now_us);
 }
 
 static enum rpc_peers_end take(uint16_t port)
 {
     struct rpc_peer_address a = address(port);
-    return rpc_peers_take(peers, &a);
+    return rpc_peers_take(peers, &a, 0);
 }
 
 /* A scan that sees one connection. Returns why it ends. */
@@ -341,9 +342,9 @@ static void of_too_many_connections_those_of_the_address_with_most_end(void **st
         p[i] = call(i, 0);
         saw(i, 0, 0);
     }
-    rpc_peers_saw(peers, &other, 0, 0, now_us);
+    rpc_peers_saw(peers, &other, &(struct rpc_peer_socket){0}, now_us);
     assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 1);
-    assert_int_equal(rpc_peers_take(peers, &other), RPC_PEERS_KEEP);
+    assert_int_equal(rpc_peers_take(peers, &other, 0), RPC_PEERS_KEEP);
     assert_int_equal(take(0), RPC_PEERS_CROWD);
     for (uint16_t i = 0; i < MAX_CONNECTIONS; i++)
         rpc_peer_done(peers, p[i], now_us);
@@ -369,7 +370,7 @@ static void a_scan_of_many_connections_takes_little_time(void **state)
     rpc_peers_scan_begin(peers);
     for (unsigned i = 0; i < N; i++) {
         struct rpc_peer_address a = chosen_address(i);
-        rpc_peers_saw(peers, &a, 100, 0, now_us);
+        rpc_peers_saw(peers, &a, &(struct rpc_peer_socket){.received = 100}, now_us);
     }
     assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), N - MAX_CONNECTIONS);
     assert_true(clock() - begin < CLOCKS_PER_SEC / 2);
@@ -456,6 +457,48 @@ static void a_service_is_ended_only_if_no_client_has_many_bytes(void **state)
     assert_int_equal(end_of_two(4 * MANY, MANY, early_us), 2);
     now_us += RPC_PEERS_STALL_US;
     assert_int_equal(end_of_two(4 * MANY, MANY, early_us), 1);
+}
+
+/* A scan that sees the socket with this cookie at the address of port 1. */
+static unsigned scan_socket(uint64_t cookie, uint64_t received, uint64_t acked)
+{
+    struct rpc_peer_address a = address(1);
+    rpc_peers_scan_begin(peers);
+    rpc_peers_saw(peers, &a, &(struct rpc_peer_socket){cookie, received, acked}, now_us);
+    return rpc_peers_scan_end(peers, now_us, now_us);
+}
+
+static enum rpc_peers_end take_socket(uint64_t cookie)
+{
+    struct rpc_peer_address a = address(1);
+    return rpc_peers_take(peers, &a, cookie);
+}
+
+static void an_account_is_that_of_one_socket(void **state)
+{
+    (void)state;
+    struct rpc_peer *p = call(1, 0), *next;
+    assert_int_equal(scan_socket(1, 100, 0), 0);
+    assert_true(reset_until_end(p, 9000));
+    assert_int_equal(scan_socket(1, 100, 0), 1);
+    assert_int_equal(take_socket(2), RPC_PEERS_KEEP); // it has no account yet
+    assert_int_equal(take_socket(1), RPC_PEERS_RESETS);
+    assert_null(call(1, 0));
+    assert_int_equal(scan_socket(2, 200, 0), 0);
+    assert_non_null(next = call(1, 0));
+    rpc_peer_done(peers, next, now_us);
+    rpc_peer_done(peers, p, now_us);
+}
+
+static void counts_that_decrease_are_those_of_another_socket(void **state)
+{
+    (void)state;
+    assert_int_equal(scan_socket(0, MAX_BYTES, 1000), 0);
+    assert_int_equal(scan_socket(0, MAX_BYTES - 1, 1000), 0);
+    assert_int_equal(scan_socket(0, MAX_BYTES, 999), 0);
+    assert_int_equal(scan_socket(0, MAX_BYTES, 0), 0);
+    assert_int_equal(scan_socket(0, MAX_BYTES + 1, 0), 1);
+    assert_int_equal(take_socket(0), RPC_PEERS_BYTES);
 }
 
 /* A connection from the address of the others, which resets too many calls. */
@@ -619,6 +662,8 @@ int main(void)
         TEST(many_connections_with_many_bytes_end_in_little_time),
         TEST(late_calls_of_an_ended_connection_are_void),
         TEST(a_new_connection_with_the_address_of_an_ended_one_is_served),
+        TEST(an_account_is_that_of_one_socket),
+        TEST(counts_that_decrease_are_those_of_another_socket),
         TEST(after_two_offences_new_connections_of_the_address_end),
         TEST(a_ban_covers_the_network_of_an_ipv6_client),
         TEST(a_ban_covers_one_address_of_a_shared_prefix),
