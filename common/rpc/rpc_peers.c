@@ -25,7 +25,8 @@ struct rpc_peer {
     enum rpc_peers_end end;
     bool taken; // the caller ends it
     bool seen;  // in this scan
-    bool gone;  // not seen in the last scan
+    bool gone;  // not seen in the last scan, although it was there before that
+    bool known; // when the scan began; a call may create an account later
     bool called;
     bool trusted;
     unsigned n_calls;  // they hold a pointer
@@ -338,6 +339,7 @@ void rpc_peers_scan_begin(struct rpc_peers *ps)
     for (unsigned i = 0; i < BUCKETS; i++) {
         for (struct rpc_peer *p = ps->buckets[i]; p; p = p->next) {
             p->seen = false;
+            p->known = true;
             p->settled = p->all;
         }
     }
@@ -397,7 +399,7 @@ static void mark_gone(struct rpc_peers *ps)
 {
     for (unsigned i = 0; i < BUCKETS; i++) {
         for (struct rpc_peer *p = ps->buckets[i]; p; p = p->next)
-            p->gone = !p->seen;
+            p->gone = !p->seen && p->known;
     }
 }
 

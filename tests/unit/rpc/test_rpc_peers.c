@@ -241,6 +241,26 @@ static void what_arrives_during_a_scan_counts_in_the_next_one(void **state)
     rpc_peer_done(peers, p, now_us);
 }
 
+static void a_connection_whose_first_call_comes_during_a_scan_keeps_its_account(void **state)
+{
+    (void)state;
+    rpc_peers_scan_begin(peers);
+    struct rpc_peer *p = call(1, 600000);
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 0);
+    assert_int_equal(scan(600000 + MAX_BYTES, 0), RPC_PEERS_KEEP);
+    rpc_peer_done(peers, p, now_us);
+}
+
+/* The calls of the first one explain no bytes of the second one. */
+static void a_connection_that_no_scan_has_seen_leaves_no_account(void **state)
+{
+    (void)state;
+    rpc_peer_done(peers, call(1, 600000), now_us);
+    rpc_peers_scan_begin(peers);
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 0);
+    assert_int_equal(scan(MAX_BYTES + 1, 0), RPC_PEERS_BYTES);
+}
+
 static void of_all_connections_that_with_most_bytes_ends(void **state)
 {
     (void)state;
@@ -652,6 +672,8 @@ int main(void)
         TEST(calls_and_answers_explain_a_limited_number_of_bytes_per_second),
         TEST(explanations_do_not_count_for_later_bytes),
         TEST(what_arrives_during_a_scan_counts_in_the_next_one),
+        TEST(a_connection_whose_first_call_comes_during_a_scan_keeps_its_account),
+        TEST(a_connection_that_no_scan_has_seen_leaves_no_account),
         TEST(of_all_connections_that_with_most_bytes_ends),
         TEST(a_stalled_thread_ends_the_connection_with_most_bytes),
         TEST(a_stall_ends_one_connection_at_a_time),
