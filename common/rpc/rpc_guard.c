@@ -35,8 +35,9 @@ struct rpc_guard {
     int pin_fd; // for a duplicate of the descriptor to shut down
     atomic_bool stopping;
     pthread_t thread;
-    _Atomic int64_t *beats; // of each thread of the server, when it last was not stalled
-    unsigned n_beats;
+    const struct rpc_worker *workers;
+    unsigned n_workers;
+    int64_t awake_us; // since when the process has not been stopped
     struct metric *ended[RPC_PEERS_ENDS];
     struct log_pace pace;
 };
@@ -66,12 +67,13 @@ static unsigned max_connections(void)
     return limit.rlim_cur < UINT32_MAX ? (unsigned)limit.rlim_cur / 2 : UINT32_MAX;
 }
 
-int rpc_guard_new(unsigned n_threads, size_t max_bytes, struct rpc_guard **ret)
+int rpc_guard_new(const struct rpc_worker *workers, unsigned n_workers, size_t max_bytes,
+                  struct rpc_guard **ret)
 {
     struct rpc_guard *g = rpc_alloc(1, sizeof(*g));
     g->peers = rpc_peers_new(max_connections(), max_bytes ? max_bytes : RPC_PEERS_BYTES_MAX);
-    g->n_beats = n_threads;
-    g->beats = rpc_alloc(n_threads, sizeof(*g->beats));
+    g->workers = workers;
+    g->n_workers = n_workers;
     g->descriptors = opendir("/proc/self/fd");
     g->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     g->pin_fd = g->wake_fd < 0 ? -1 : fcntl(g->wake_fd, F_DUPFD_CLOEXEC, 0);
@@ -106,7 +108,6 @@ void rpc_guard_free(struct rpc_guard *g)
     if (g->pin_fd >= 0)
         close(g->pin_fd);
     rpc_peers_free(g->peers);
-    free(g->beats);
     free(g);
 }
 
@@ -204,26 +205,21 @@ static void for_each_connection(struct rpc_guard *g, void (*fn)(struct rpc_guard
     }
 }
 
-static int64_t oldest_beat_us(const struct rpc_guard *g)
+/* Since when the thread that entered gRPC core first has been there. */
+static int64_t stalled_since_us(const struct rpc_guard *g)
 {
-    int64_t oldest = atomic_load(&g->beats[0]);
-    for (unsigned i = 1; i < g->n_beats; i++) {
-        int64_t beat = atomic_load(&g->beats[i]);
-        oldest = beat < oldest ? beat : oldest;
+    int64_t oldest = INT64_MAX;
+    for (unsigned i = 0; i < g->n_workers; i++) {
+        int64_t in_core_us = atomic_load(&g->workers[i].in_core_us);
+        oldest = in_core_us < oldest ? in_core_us : oldest;
     }
-    return oldest;
-}
-
-static void beat_all(struct rpc_guard *g)
-{
-    for (unsigned i = 0; i < g->n_beats; i++)
-        rpc_guard_beat(g, i);
+    return oldest > g->awake_us ? oldest : g->awake_us;
 }
 
 /* A stall is judged by the time when the scan begins, so a long scan is none. */
 static void scan(struct rpc_guard *g)
 {
-    int64_t begin_us = clock_us(), stalled_us = oldest_beat_us(g);
+    int64_t begin_us = clock_us(), stalled_us = stalled_since_us(g);
     rpc_peers_scan_begin(g->peers);
     for_each_connection(g, saw);
     if (rpc_peers_scan_end(g->peers, stalled_us, begin_us))
@@ -241,7 +237,7 @@ static void pause_after(struct rpc_guard *g, int64_t scan_us)
     poll(&p, 1, ms);
     eventfd_read(g->wake_fd, &(eventfd_t){0});
     if (clock_us() - begin_us > ms * 1000 + RPC_PEERS_STALL_US / 2)
-        beat_all(g); // a process that was stopped, or got no CPU, has no stalled threads
+        g->awake_us = clock_us(); // the process was stopped, or got no CPU
 }
 
 static void *guard_main(void *arg)
@@ -257,14 +253,9 @@ static void *guard_main(void *arg)
 
 int rpc_guard_start(struct rpc_guard *g)
 {
-    beat_all(g);
+    g->awake_us = clock_us();
     int r = g->has_ports ? pthread_create(&g->thread, NULL, guard_main, g) : 0;
     return r ? fail(-r, "cannot start a thread: %s", strerror(r)) : 0;
-}
-
-void rpc_guard_beat(struct rpc_guard *g, unsigned thread)
-{
-    atomic_store(&g->beats[thread], clock_us());
 }
 
 /* ---- calls ---- */

@@ -228,10 +228,10 @@ static void add_linger_timer(struct rpc_server *s)
     rpc_worker_add_timer(&s->workers[0], &s->linger);
 }
 
+/* So that the thread leaves gRPC core to run it. */
 static void beat_due(struct rpc_timer *t)
 {
     struct beat *b = OWNER(t, struct beat, t);
-    rpc_guard_beat(b->s->guard, b->worker);
     b->t.at = rpc_in_us(RPC_GUARD_BEAT_MS * 1000);
     rpc_worker_add_timer(&b->s->workers[b->worker], &b->t);
 }
@@ -258,11 +258,13 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
 {
     struct rpc_server *s = rpc_alloc(1, sizeof(*s));
     s->n_workers = opt->n_threads ? opt->n_threads : 1;
+    s->workers = rpc_alloc(s->n_workers, sizeof(*s->workers));
     int r = rpc_roles_read(opt->tls_roles, &s->tls_roles);
-    r = r < 0 ? r : rpc_guard_new(s->n_workers, opt->max_unexplained, &s->guard);
+    r = r < 0 ? r : rpc_guard_new(s->workers, s->n_workers, opt->max_unexplained, &s->guard);
     r = r < 0 ? r : rpc_listen_init(&s->listen, add_connection, s);
     if (r < 0) {
         rpc_guard_free(s->guard);
+        free(s->workers);
         free(s);
         return r;
     }
@@ -275,7 +277,6 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
     s->max_calls = opt->max_calls ? opt->max_calls : 8192;
     s->linger_ms = opt->linger_ms ? opt->linger_ms : LINGER_MS;
     s->socket_mode = opt->socket_mode ? opt->socket_mode : 0600;
-    s->workers = rpc_alloc(s->n_workers, sizeof(*s->workers));
     s->beats = rpc_alloc(s->n_workers, sizeof(*s->beats));
     s->methods[s->n_methods++].m = &unknown_method;
     add_linger_timer(s);
@@ -1088,9 +1089,9 @@ void rpc_server_stop(struct rpc_server *s, unsigned grace_ms)
         grpc_server_destroy(s->doors[d].core);
     for (unsigned i = 0; i < s->n_workers; i++)
         rpc_worker_stop(&s->workers[i]);
+    rpc_guard_free(s->guard);
     free(s->workers);
     free(s->beats);
-    rpc_guard_free(s->guard);
     grpc_server_credentials_release(s->creds);
     pthread_cond_destroy(&s->idle);
     pthread_mutex_destroy(&s->mu);

@@ -15,6 +15,7 @@
 #include "base/metrics.h"
 #include "lib/clients/http2_client.h"
 #include "lib/rigs/rpc_rig.h"
+#include "rpc/rpc_base.h"
 #include "rpc/rpc_guard.h"
 #include "rpc/rpc_peers.h"
 
@@ -108,6 +109,22 @@ static void stream_is_served(struct guard_rig *g)
     rpc_rig_await(&g->tally.messages, before + 1);
 }
 
+/* Blocks the server's thread for 1.5 s of the test's clock. A larger jump would look like a process
+ * that was stopped. */
+static void slow_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    (void)req;
+    for (int i = 0; i < 5; i++) {
+        atomic_store(&jump_us, RPC_PEERS_STALL_US * 3 / 10);
+        await_scans(1);
+    }
+    await_scans(2);
+    rpc_call_finish(c, RPC_OK, NULL);
+}
+
+static const struct rpc_method slow = {
+    .path = "/test/Slow", .roles = RPC_ROLE_ANY, .on_start = slow_start};
+
 /* A socket that listens on a free port, like one of a service manager. */
 static int listening_socket(uint16_t *ret_port)
 {
@@ -126,6 +143,7 @@ static void init_with(struct guard_rig *g, bool passed_socket, const struct rpc_
     memset(&rpc_rig_seen, 0, sizeof(rpc_rig_seen));
     *g = (struct guard_rig){.r = {.health = rpc_health_new()}};
     g->r.server = rpc_rig_server(opt, g->r.health);
+    rpc_server_add(g->r.server, &slow, NULL);
     if (passed_socket)
         assert_int_equal(rpc_server_listen_fd(g->r.server, listening_socket(&g->port), false), 0);
     else
@@ -151,9 +169,10 @@ static void done(struct guard_rig *g)
     rpc_health_free(g->r.health);
 }
 
-/* A guard of a server whose only thread never beats, and a connection that sends to the server. */
+/* A guard of a server whose only thread stays in gRPC core, and a connection that sends to the server. */
 struct bare_rig {
     struct rpc_guard *guard;
+    struct rpc_worker worker;
     int listener, server, client;
 };
 
@@ -167,7 +186,8 @@ static void bare_init(struct bare_rig *b)
     assert_int_equal(connect(b->client, (struct sockaddr *)&a, sizeof(a)), 0);
     b->server = accept(b->listener, NULL, NULL);
     assert_true(b->server >= 0);
-    assert_int_equal(rpc_guard_new(1, 0, &b->guard), 0);
+    atomic_init(&b->worker.in_core_us, clock_us());
+    assert_int_equal(rpc_guard_new(&b->worker, 1, 0, &b->guard), 0);
     rpc_guard_watch(b->guard, port);
     assert_int_equal(rpc_guard_start(b->guard), 0);
 }
@@ -468,6 +488,25 @@ static void a_process_that_was_stopped_has_no_stalled_threads(void **state)
     done(&g);
 }
 
+static void a_slow_callback_is_no_stall(void **state)
+{
+    (void)state;
+    struct guard_rig g;
+    struct rpc_tally t;
+    int before = all_ended();
+    init(&g, false);
+    struct http2_client c = http2_client_open_tcp(g.port);
+    http2_client_pad(&c, RPC_PEERS_STALL_BYTES * 3 / 2); // what a stall is blamed for
+    stream_is_served(&g);
+    await_scans(2);
+    struct rpc_stream *s = rpc_rig_call(&g.r, "/test/Slow", 1, 1, &t);
+    rpc_rig_finish(s, &t, RPC_OK);
+    assert_int_equal(all_ended(), before);
+    http2_client_close(&c);
+    stream_is_served(&g);
+    done(&g);
+}
+
 /* The number of the next descriptor. */
 static int next_descriptor(void)
 {
@@ -488,7 +527,7 @@ static void without_descriptors_there_is_no_guard_and_no_server(void **state)
     for (; r < 0; few.rlim_cur += r < 0, n_failed += r < 0) {
         struct rpc_guard *g = NULL;
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-        r = rpc_guard_new(1, 0, &g);
+        r = rpc_guard_new(&(struct rpc_worker){0}, 1, 0, &g);
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
         assert_true(r == 0 || r == -EMFILE);
         if (r < 0)
@@ -588,6 +627,7 @@ int main(void)
         cmocka_unit_test(calls_of_a_banned_client_are_not_served),
         cmocka_unit_test(a_gateway_is_not_banned),
         cmocka_unit_test(a_process_that_was_stopped_has_no_stalled_threads),
+        cmocka_unit_test(a_slow_callback_is_no_stall),
         cmocka_unit_test(a_long_scan_hides_no_stall),
         cmocka_unit_test(a_connection_that_tells_no_counts_is_not_ended),
         cmocka_unit_test(a_call_of_a_connection_that_is_over_is_void),
