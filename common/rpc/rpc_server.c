@@ -316,6 +316,8 @@ void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *serv
 
 void rpc_server_limit(struct rpc_server *s, const struct rpc_method *m, unsigned max_calls)
 {
+    if (m->during_drain)
+        abort();
     for (unsigned i = 0; i < s->n_methods; i++) {
         if (s->methods[i].m == m)
             s->methods[i].max_calls = max_calls;
