@@ -10,8 +10,8 @@
  * - all connections together have more than RPC_PEERS_BYTES_MAX unexplained bytes, and it has most;
  * - a thread of the server has been stalled for RPC_PEERS_STALL_US, and it has most of these bytes.
  *   While a client sends fast enough, gRPC core may read and serve nothing else on that thread;
- * - there are too many connections, and its client has most; it is the one of least use to it: one
- *   without a running call, or that never had a call, or whose last call is the oldest;
+ * - there are too many connections, and its client has most. Those without a running call end
+ *   first: those that never had a call, then those whose last call is the oldest;
  * - it is new, and its address is banned: two of its connections were ended for another reason than
  *   the last one, at most RPC_PEERS_BAN_US apart. The ban ends RPC_PEERS_BAN_US after the last of
  *   these.
