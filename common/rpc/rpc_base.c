@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/svc.h"
 #include "base/thread.h"
@@ -241,14 +242,31 @@ static gpr_timespec wait_until(const struct rpc_worker *w)
     return w->timers ? gpr_time_min(at, w->timers->at) : at;
 }
 
+static _Thread_local struct rpc_worker *this_worker;
+
+static void enter_core(void)
+{
+    if (this_worker)
+        atomic_store(&this_worker->in_core_us, clock_us());
+}
+
+static void leave_core(void)
+{
+    if (this_worker)
+        atomic_store(&this_worker->in_core_us, INT64_MAX);
+}
+
 static void *worker_main(void *arg)
 {
-    struct rpc_worker *w = arg;
+    struct rpc_worker *w = this_worker = arg;
     for (;;) {
         svc_awake();
+        enter_core();
         grpc_event ev = grpc_completion_queue_next(w->cq, wait_until(w), NULL);
+        leave_core();
         if (ev.type == GRPC_QUEUE_SHUTDOWN) {
             svc_asleep();
+            this_worker = NULL;
             return NULL;
         }
         if (ev.type == GRPC_OP_COMPLETE) {
@@ -262,6 +280,7 @@ static void *worker_main(void *arg)
 
 int rpc_worker_start(struct rpc_worker *w)
 {
+    atomic_store(&w->in_core_us, INT64_MAX);
     return thread_start(worker_main, w, 0, &w->thread);
 }
 
@@ -287,7 +306,9 @@ void rpc_worker_add_timer(struct rpc_worker *w, struct rpc_timer *t)
 void rpc_batch(grpc_call *call, const grpc_op *ops, size_t n_ops, struct rpc_tag *t)
 {
     RPC_RELEASE(t);
+    enter_core(); // it may also read from other connections
     grpc_call_error e = grpc_call_start_batch(call, ops, n_ops, t, NULL);
+    leave_core();
     if (e != GRPC_CALL_OK) { // a mistake in our code; a peer cannot cause it
         log_error("rpc: batch: %s", grpc_call_error_to_string(e));
         abort();

@@ -4,6 +4,7 @@
 #include <grpc/grpc.h>
 #include <grpc/grpc_security.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include "rpc/rpc.h"
 #include "rpc/rpc_tls.h"
 
@@ -38,6 +39,8 @@ struct rpc_worker {
     grpc_completion_queue *cq;
     pthread_t thread;
     struct rpc_timer *timers; // sorted by time; used by this thread only
+    /* When the thread has entered gRPC core (clock.h); INT64_MAX: it runs our code. */
+    _Atomic int64_t in_core_us;
 };
 
 /* Unsent messages of a call. gRPC allows one send in flight; the others wait here. */

@@ -25,6 +25,7 @@
  * descriptor. */
 #define SCAN_MS 100
 #define BAN_SCAN_MS 20 // while an address is banned: its connections must not last
+#define MAX_PAUSE_MS 1000
 
 struct rpc_guard {
     struct rpc_peers *peers;
@@ -35,8 +36,9 @@ struct rpc_guard {
     int pin_fd; // for a duplicate of the descriptor to shut down
     atomic_bool stopping;
     pthread_t thread;
-    _Atomic int64_t *beats; // of each thread of the server, when it last was not stalled
-    unsigned n_beats;
+    const struct rpc_worker *workers;
+    unsigned n_workers;
+    int64_t awake_us; // since when the process has not been stopped
     struct metric *ended[RPC_PEERS_ENDS];
     struct log_pace pace;
 };
@@ -66,12 +68,13 @@ static unsigned max_connections(void)
     return limit.rlim_cur < UINT32_MAX ? (unsigned)limit.rlim_cur / 2 : UINT32_MAX;
 }
 
-int rpc_guard_new(unsigned n_threads, size_t max_bytes, struct rpc_guard **ret)
+int rpc_guard_new(const struct rpc_worker *workers, unsigned n_workers, size_t max_bytes,
+                  struct rpc_guard **ret)
 {
     struct rpc_guard *g = rpc_alloc(1, sizeof(*g));
     g->peers = rpc_peers_new(max_connections(), max_bytes ? max_bytes : RPC_PEERS_BYTES_MAX);
-    g->n_beats = n_threads;
-    g->beats = rpc_alloc(n_threads, sizeof(*g->beats));
+    g->workers = workers;
+    g->n_workers = n_workers;
     g->descriptors = opendir("/proc/self/fd");
     g->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     g->pin_fd = g->wake_fd < 0 ? -1 : fcntl(g->wake_fd, F_DUPFD_CLOEXEC, 0);
@@ -106,7 +109,6 @@ void rpc_guard_free(struct rpc_guard *g)
     if (g->pin_fd >= 0)
         close(g->pin_fd);
     rpc_peers_free(g->peers);
-    free(g->beats);
     free(g);
 }
 
@@ -135,12 +137,25 @@ static bool is_ours(const struct rpc_guard *g, int fd, struct rpc_peer_address *
            rpc_peer_address_of(&a, &own) && g->ports[own.port] && peer_of(fd, ret);
 }
 
-/* A kernel or a sandbox without these counts leaves them 0. */
+/* 0: the system does not tell it. */
+static uint64_t cookie_of(int fd)
+{
+    uint64_t cookie = 0;
+    getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &(socklen_t){sizeof(cookie)});
+    return cookie;
+}
+
+/* gRPC core may have closed fd since its address was read. A kernel or a sandbox without these
+ * counts leaves them 0. */
 static void saw(struct rpc_guard *g, int fd, const struct rpc_peer_address *a)
 {
     struct tcp_info t = {0};
-    getsockopt(fd, IPPROTO_TCP, TCP_INFO, &t, &(socklen_t){sizeof(t)});
-    rpc_peers_saw(g->peers, a, t.tcpi_bytes_received, t.tcpi_bytes_acked, clock_us());
+    uint64_t cookie = cookie_of(fd);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &t, &(socklen_t){sizeof(t)}) < 0)
+        return;
+    const struct rpc_peer_socket socket = {
+        .cookie = cookie, .received = t.tcpi_bytes_received, .acked = t.tcpi_bytes_acked};
+    rpc_peers_saw(g->peers, a, &socket, clock_us());
 }
 
 static void report(struct rpc_guard *g, enum rpc_peers_end reason, const struct rpc_peer_address *a)
@@ -169,7 +184,7 @@ static void end_if_due(struct rpc_guard *g, int fd, const struct rpc_peer_addres
     if (dup3(fd, g->pin_fd, O_CLOEXEC) < 0)
         return;
     if (is_ours(g, g->pin_fd, &actual) && memcmp(&actual, a, sizeof(actual)) == 0) {
-        enum rpc_peers_end reason = rpc_peers_take(g->peers, a);
+        enum rpc_peers_end reason = rpc_peers_take(g->peers, a, cookie_of(g->pin_fd));
         if (reason) {
             report(g, reason, a); // before the client notices
             shutdown(g->pin_fd, SHUT_RDWR);
@@ -191,69 +206,93 @@ static void for_each_connection(struct rpc_guard *g, void (*fn)(struct rpc_guard
     }
 }
 
-static int64_t stalled_us(const struct rpc_guard *g)
+/* Since when the thread that entered gRPC core first has been there. */
+static int64_t stalled_since_us(const struct rpc_guard *g)
 {
-    int64_t oldest = atomic_load(&g->beats[0]);
-    for (unsigned i = 1; i < g->n_beats; i++) {
-        int64_t beat = atomic_load(&g->beats[i]);
-        oldest = beat < oldest ? beat : oldest;
+    int64_t oldest = INT64_MAX;
+    for (unsigned i = 0; i < g->n_workers; i++) {
+        int64_t in_core_us = atomic_load(&g->workers[i].in_core_us);
+        oldest = in_core_us < oldest ? in_core_us : oldest;
     }
-    return oldest;
+    return oldest > g->awake_us ? oldest : g->awake_us;
 }
 
-static void beat_all(struct rpc_guard *g)
+/* A stall is judged by the time when the scan begins, so a long scan is none. */
+static void scan(struct rpc_guard *g)
 {
-    for (unsigned i = 0; i < g->n_beats; i++)
-        rpc_guard_beat(g, i);
+    int64_t begin_us = clock_us(), stalled_us = stalled_since_us(g);
+    rpc_peers_scan_begin(g->peers);
+    for_each_connection(g, saw);
+    if (rpc_peers_scan_end(g->peers, stalled_us, begin_us))
+        for_each_connection(g, end_if_due);
 }
 
-/* A process that was stopped, or got no CPU, has no stalled threads. */
+/* Until the next scan, or until a connection must end. Scans take at most half of the time. */
+static void pause_after(struct rpc_guard *g, int64_t scan_us)
+{
+    struct pollfd p = {.fd = g->wake_fd, .events = POLLIN};
+    int64_t begin_us = clock_us();
+    int ms = rpc_peers_any_banned(g->peers, begin_us) ? BAN_SCAN_MS : SCAN_MS;
+    if (scan_us > ms * 1000)
+        ms = scan_us < MAX_PAUSE_MS * 1000 ? (int)(scan_us / 1000) : MAX_PAUSE_MS;
+    poll(&p, 1, ms);
+    eventfd_read(g->wake_fd, &(eventfd_t){0});
+    if (clock_us() - begin_us > ms * 1000 + RPC_PEERS_STALL_US / 2)
+        g->awake_us = clock_us(); // the process was stopped, or got no CPU
+}
+
 static void *guard_main(void *arg)
 {
     struct rpc_guard *g = arg;
-    struct pollfd p = {.fd = g->wake_fd, .events = POLLIN};
-    int64_t last_us = clock_us();
     while (!atomic_load(&g->stopping)) {
-        if (clock_us() - last_us > RPC_PEERS_STALL_US / 2)
-            beat_all(g);
-        last_us = clock_us();
-        rpc_peers_scan_begin(g->peers);
-        for_each_connection(g, saw);
-        if (rpc_peers_scan_end(g->peers, stalled_us(g), clock_us()))
-            for_each_connection(g, end_if_due);
-        poll(&p, 1, rpc_peers_are_banned(g->peers, clock_us()) ? BAN_SCAN_MS : SCAN_MS);
-        eventfd_read(g->wake_fd, &(eventfd_t){0});
+        int64_t begin_us = clock_us();
+        scan(g);
+        pause_after(g, clock_us() - begin_us);
     }
     return NULL;
 }
 
 int rpc_guard_start(struct rpc_guard *g)
 {
-    beat_all(g);
+    g->awake_us = clock_us();
     return g->has_ports ? thread_start(guard_main, g, 0, &g->thread) : 0;
-}
-
-void rpc_guard_beat(struct rpc_guard *g, unsigned thread)
-{
-    atomic_store(&g->beats[thread], clock_us());
 }
 
 /* ---- calls ---- */
 
-/* For a connection that rpc_listen.h accepted, gRPC core only tells the descriptor. */
-static bool read_peer(const char *peer, struct rpc_peer_address *ret)
+static bool is_tcp(int fd)
 {
-    return strncmp(peer, "fd:", 3) == 0 ? peer_of(atoi(peer + 3), ret)
-                                        : rpc_peer_address_read(peer, ret);
+    struct sockaddr_storage a = {0};
+    struct rpc_peer_address own;
+    return getsockname(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}) == 0 &&
+           rpc_peer_address_of(&a, &own);
 }
 
-int rpc_guard_call(struct rpc_guard *g, const char *peer, size_t bytes, struct rpc_peer **ret)
+/* For a connection that rpc_listen.h accepted, gRPC core only tells the descriptor. It closes that
+ * after the last call of the connection is freed, so the number still names the connection. But one
+ * that its client has reset has no address. *ret_over: it is such a connection. */
+static bool read_peer(const char *peer, struct rpc_peer_address *ret, bool *ret_over)
+{
+    *ret_over = false;
+    if (strncmp(peer, "fd:", 3) != 0)
+        return rpc_peer_address_read(peer, ret);
+    int fd = atoi(peer + 3);
+    bool found = peer_of(fd, ret);
+    *ret_over = !found && is_tcp(fd);
+    return found;
+}
+
+int rpc_guard_call(struct rpc_guard *g, const char *peer, const struct rpc_peer_call *call,
+                   struct rpc_peer **ret)
 {
     struct rpc_peer_address a;
+    bool over;
     *ret = NULL;
-    if (!g->has_ports || !read_peer(peer, &a))
+    if (!g->has_ports)
         return 0;
-    *ret = rpc_peers_call(g->peers, &a, bytes, clock_us());
+    if (!read_peer(peer, &a, &over))
+        return over ? -ECONNABORTED : 0;
+    *ret = rpc_peers_call(g->peers, &a, call, clock_us());
     return *ret ? 0 : -ECONNABORTED;
 }
 
@@ -261,6 +300,12 @@ void rpc_guard_message(struct rpc_guard *g, struct rpc_peer *p, size_t bytes)
 {
     if (p)
         rpc_peer_message(g->peers, p, bytes);
+}
+
+void rpc_guard_sent(struct rpc_guard *g, struct rpc_peer *p)
+{
+    if (p)
+        rpc_peer_sent(g->peers, p);
 }
 
 void rpc_guard_reset(struct rpc_guard *g, struct rpc_peer *p)

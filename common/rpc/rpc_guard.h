@@ -9,22 +9,26 @@
 #include "rpc/rpc_peers.h"
 
 struct rpc_guard;
+struct rpc_worker;
 
-/* n_threads: of the server. max_bytes: see rpc_peers.h; 0: RPC_PEERS_BYTES_MAX. */
-int rpc_guard_new(unsigned n_threads, size_t max_bytes, struct rpc_guard **ret);
+/* workers: the server's threads, which must outlive the guard. A thread is stalled if it stays in
+ * gRPC core; each should leave that every RPC_GUARD_BEAT_MS. max_bytes: see rpc_peers.h; 0:
+ * RPC_PEERS_BYTES_MAX. */
+#define RPC_GUARD_BEAT_MS 250
+int rpc_guard_new(const struct rpc_worker *workers, unsigned n_workers, size_t max_bytes,
+                  struct rpc_guard **ret);
 void rpc_guard_free(struct rpc_guard *g); // after the last rpc_guard_done(); NULL is fine
 /* A port on which the server listens. Before rpc_guard_start(). */
 void rpc_guard_watch(struct rpc_guard *g, uint16_t port);
 /* Does nothing without ports. */
 int rpc_guard_start(struct rpc_guard *g);
-/* Each thread of the server says every RPC_GUARD_BEAT_MS that it is not stalled. */
-#define RPC_GUARD_BEAT_MS 250
-void rpc_guard_beat(struct rpc_guard *g, unsigned thread);
 
 /* A call begins. peer: its text of grpc_call_get_peer(). *ret is NULL for a connection that is not
- * watched. -ECONNABORTED: the connection is being ended, so the call is void. */
-int rpc_guard_call(struct rpc_guard *g, const char *peer, size_t bytes, struct rpc_peer **ret);
+ * watched. -ECONNABORTED: the connection is over or is being ended, so the call is void. */
+int rpc_guard_call(struct rpc_guard *g, const char *peer, const struct rpc_peer_call *call,
+                   struct rpc_peer **ret);
 /* What happens to the call; p may be NULL. See rpc_peers.h. */
 void rpc_guard_message(struct rpc_guard *g, struct rpc_peer *p, size_t bytes);
+void rpc_guard_sent(struct rpc_guard *g, struct rpc_peer *p);
 void rpc_guard_reset(struct rpc_guard *g, struct rpc_peer *p);
 void rpc_guard_done(struct rpc_guard *g, struct rpc_peer *p);

@@ -4,37 +4,48 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
+#include "base/rng.h"
 #include "rpc/rpc_base.h"
 #include "rpc/rpc_peers.h"
 
-#define BUCKETS 1024
+#define BUCKETS 16384
 #define OFFENDERS 64 // addresses that are remembered; a new one displaces the oldest
-/* Window updates and acknowledgements answer what we send; they are at most as long. With small
- * messages there are two per message. */
-#define REPLY_RATIO 2
+
+/* Bytes that calls explain. */
+struct explained {
+    uint64_t messages;
+    uint64_t others; // at most as many are in headers and frames
+};
 
 struct rpc_peer {
     struct rpc_peer *next; // in its bucket
     struct rpc_peer_address address;
+    uint8_t client[16]; // all of its connections have this
     enum rpc_peers_end end;
     bool taken; // the caller ends it
     bool seen;  // in this scan
-    bool gone;  // not seen in the last scan
+    bool gone;  // not seen in the last scan, although it was there before that
+    bool known; // when the scan began; a call may create an account later
     bool called;
-    unsigned n_calls;   // they hold a pointer
-    int64_t used_us;    // a call has begun or ended; before the first one: the first sight
-    int64_t resets_us;  // when n_resets was calculated
-    int64_t n_resets;   // less those that time has forgiven
-    uint64_t explained; // bytes that calls explain
-    uint64_t settled;   // that number when the scan began
-    uint64_t credited;  // of those, in `unexplained`
-    uint64_t received, acked;
+    bool trusted;
+    unsigned n_calls;  // they hold a pointer
+    int64_t used_us;   // a call has begun or ended; before the first one: the first sight
+    int64_t resets_us; // when n_resets was calculated
+    int64_t n_resets;  // less those that time has forgiven
+    struct explained all;
+    struct explained settled;      // what `all` was when the scan began
+    struct explained credited;     // of those, in `unexplained`
+    uint64_t others_left;          // that may count, of RPC_PEERS_CREDIT_PER_S
+    int64_t seen_us;               // the last scan; before: like used_us
+    struct rpc_peer_socket socket; // at the last scan
     uint64_t unexplained;
+    unsigned rank; // in end_crowd(): connections of this client that are of more use
 };
 
 /* An address whose connections were ended. */
 struct offender {
-    uint8_t ip[16];
+    uint8_t client[16];
     unsigned n;
     int64_t last_us;
 };
@@ -45,6 +56,8 @@ struct rpc_peers {
     size_t max_bytes;
     int64_t stall_ended_us; // when a connection was last ended for a stall
     struct offender offenders[OFFENDERS];
+    uint64_t seed; // nobody else can tell which addresses share a bucket
+    unsigned n;    // accounts in the buckets
     struct rpc_peer *buckets[BUCKETS];
 };
 
@@ -111,19 +124,28 @@ static bool is_recent(const struct offender *o, int64_t now_us)
     return o->n && now_us - o->last_us < RPC_PEERS_BAN_US;
 }
 
-/* Of IPv6 a client has a /64 network. */
-static bool is_same_client(const uint8_t a[16], const uint8_t b[16])
+/* Of IPv6 a client has a /64 network, unless the prefix is the same for everybody. */
+static void client_of(const uint8_t ip[16], uint8_t ret[16])
 {
-    bool ipv4 = IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)a);
-    return memcmp(a, b, ipv4 ? 16 : 8) == 0;
+    static const uint8_t nat64[12] = {0, 0x64, 0xff, 0x9b}; // RFC 6052
+    const struct in6_addr *a = (const struct in6_addr *)ip;
+    bool shared = IN6_IS_ADDR_V4MAPPED(a) || IN6_IS_ADDR_LOOPBACK(a) || IN6_IS_ADDR_LINKLOCAL(a) ||
+                  memcmp(ip, nat64, sizeof(nat64)) == 0;
+    memset(ret, 0, 16);
+    memcpy(ret, ip, shared ? 16 : 8);
 }
 
-/* That of this address, or the one to replace. */
-static struct offender *offender_of(struct rpc_peers *ps, const uint8_t ip[16])
+static bool is_same_client(const uint8_t a[16], const uint8_t b[16])
+{
+    return memcmp(a, b, 16) == 0;
+}
+
+/* That of this client, or the one to replace. */
+static struct offender *offender_of(struct rpc_peers *ps, const uint8_t client[16])
 {
     struct offender *oldest = ps->offenders;
     for (struct offender *o = ps->offenders; o < ps->offenders + OFFENDERS; o++) {
-        if (o->n && is_same_client(ip, o->ip))
+        if (o->n && is_same_client(client, o->client))
             return o;
         oldest = o->last_us < oldest->last_us ? o : oldest;
     }
@@ -133,24 +155,26 @@ static struct offender *offender_of(struct rpc_peers *ps, const uint8_t ip[16])
 static void end_offender(struct rpc_peers *ps, struct rpc_peer *p, enum rpc_peers_end end,
                          int64_t now_us)
 {
-    struct offender *o = offender_of(ps, p->address.ip);
-    bool again = is_recent(o, now_us) && is_same_client(p->address.ip, o->ip);
     p->end = end;
+    if (p->trusted)
+        return;
+    struct offender *o = offender_of(ps, p->client);
+    bool again = is_recent(o, now_us) && is_same_client(p->client, o->client);
     o->n = again ? o->n + 1 : 1;
     o->last_us = now_us;
-    memcpy(o->ip, p->address.ip, sizeof(o->ip));
+    memcpy(o->client, p->client, sizeof(o->client));
 }
 
-/* RPC_PEERS_KEEP, or why a new connection of this address ends. */
-static enum rpc_peers_end first_verdict(struct rpc_peers *ps, const struct rpc_peer_address *a,
+/* RPC_PEERS_KEEP, or why a new connection of this client ends. */
+static enum rpc_peers_end first_verdict(struct rpc_peers *ps, const uint8_t client[16],
                                         int64_t now_us)
 {
-    const struct offender *o = offender_of(ps, a->ip);
-    bool banned = is_recent(o, now_us) && o->n > 1 && is_same_client(a->ip, o->ip);
+    const struct offender *o = offender_of(ps, client);
+    bool banned = is_recent(o, now_us) && o->n > 1 && is_same_client(client, o->client);
     return banned ? RPC_PEERS_BAN : RPC_PEERS_KEEP;
 }
 
-bool rpc_peers_are_banned(struct rpc_peers *ps, int64_t now_us)
+bool rpc_peers_any_banned(struct rpc_peers *ps, int64_t now_us)
 {
     bool any = false;
     pthread_mutex_lock(&ps->mu);
@@ -164,10 +188,8 @@ bool rpc_peers_are_banned(struct rpc_peers *ps, int64_t now_us)
 
 static struct rpc_peer **bucket_of(struct rpc_peers *ps, const struct rpc_peer_address *a)
 {
-    unsigned h = a->port;
-    for (size_t i = 0; i < sizeof(a->ip); i++)
-        h = h * 31 + a->ip[i];
-    return &ps->buckets[h % BUCKETS];
+    _Static_assert(sizeof(*a) == sizeof(a->ip) + sizeof(a->port), "no padding");
+    return &ps->buckets[XXH3_64bits_withSeed(a, sizeof(*a), ps->seed) % BUCKETS];
 }
 
 static struct rpc_peer *find(struct rpc_peers *ps, const struct rpc_peer_address *a)
@@ -178,6 +200,20 @@ static struct rpc_peer *find(struct rpc_peers *ps, const struct rpc_peer_address
     return p;
 }
 
+/* The account of a connection of which nothing is known yet. */
+static void begin_account(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
+{
+    *p = (struct rpc_peer){.next = p->next,
+                           .address = p->address,
+                           .n_calls = p->n_calls,
+                           .used_us = now_us,
+                           .resets_us = now_us,
+                           .others_left = RPC_PEERS_CREDIT_PER_S,
+                           .seen_us = now_us};
+    client_of(p->address.ip, p->client);
+    p->end = first_verdict(ps, p->client, now_us);
+}
+
 static struct rpc_peer *find_or_add(struct rpc_peers *ps, const struct rpc_peer_address *a,
                                     int64_t now_us)
 {
@@ -185,23 +221,10 @@ static struct rpc_peer *find_or_add(struct rpc_peers *ps, const struct rpc_peer_
     if (p)
         return p;
     p = rpc_alloc(1, sizeof(*p));
-    *p = (struct rpc_peer){.next = *bucket,
-                           .address = *a,
-                           .end = first_verdict(ps, a, now_us),
-                           .used_us = now_us,
-                           .resets_us = now_us};
+    *p = (struct rpc_peer){.next = *bucket, .address = *a};
+    begin_account(ps, p, now_us);
+    ps->n++;
     return *bucket = p;
-}
-
-/* Another connection has this address now. Calls of the old one may hold a pointer. */
-static void renew(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
-{
-    *p = (struct rpc_peer){.next = p->next,
-                           .address = p->address,
-                           .end = first_verdict(ps, &p->address, now_us),
-                           .n_calls = p->n_calls,
-                           .used_us = now_us,
-                           .resets_us = now_us};
 }
 
 struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t max_bytes)
@@ -210,6 +233,7 @@ struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t max_bytes)
     pthread_mutex_init(&ps->mu, NULL);
     ps->max_connections = max_connections;
     ps->max_bytes = max_bytes;
+    ps->seed = rng_secret();
     return ps;
 }
 
@@ -224,6 +248,7 @@ static void remove_old(struct rpc_peers *ps, int64_t before_us)
                 continue;
             }
             *at = p->next;
+            ps->n--;
             free(p);
         }
     }
@@ -239,8 +264,19 @@ void rpc_peers_free(struct rpc_peers *ps)
 
 /* ---- calls ---- */
 
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static void explain(struct rpc_peer *p, size_t message_bytes, size_t others)
+{
+    p->all.messages += message_bytes;
+    p->all.others += others + message_bytes / RPC_PEERS_RECORD_BYTES;
+}
+
 struct rpc_peer *rpc_peers_call(struct rpc_peers *ps, const struct rpc_peer_address *a,
-                                size_t bytes, int64_t now_us)
+                                const struct rpc_peer_call *call, int64_t now_us)
 {
     pthread_mutex_lock(&ps->mu);
     struct rpc_peer *p = find_or_add(ps, a, now_us);
@@ -249,8 +285,10 @@ struct rpc_peer *rpc_peers_call(struct rpc_peers *ps, const struct rpc_peer_addr
         p = NULL;
     } else {
         p->called = true;
+        p->trusted |= call->trusted;
         p->n_calls++;
-        p->explained += bytes + RPC_PEERS_CALL_BYTES;
+        explain(p, call->message_bytes,
+                min_u64(call->header_bytes, RPC_PEERS_HEADER_BYTES) + RPC_PEERS_CALL_BYTES);
     }
     pthread_mutex_unlock(&ps->mu);
     return p;
@@ -259,7 +297,14 @@ struct rpc_peer *rpc_peers_call(struct rpc_peers *ps, const struct rpc_peer_addr
 void rpc_peer_message(struct rpc_peers *ps, struct rpc_peer *p, size_t bytes)
 {
     pthread_mutex_lock(&ps->mu);
-    p->explained += bytes + RPC_PEERS_MESSAGE_BYTES;
+    explain(p, bytes, RPC_PEERS_MESSAGE_BYTES);
+    pthread_mutex_unlock(&ps->mu);
+}
+
+void rpc_peer_sent(struct rpc_peers *ps, struct rpc_peer *p)
+{
+    pthread_mutex_lock(&ps->mu);
+    explain(p, 0, RPC_PEERS_SENT_BYTES);
     pthread_mutex_unlock(&ps->mu);
 }
 
@@ -294,80 +339,186 @@ void rpc_peers_scan_begin(struct rpc_peers *ps)
     for (unsigned i = 0; i < BUCKETS; i++) {
         for (struct rpc_peer *p = ps->buckets[i]; p; p = p->next) {
             p->seen = false;
-            p->settled = p->explained;
+            p->known = true;
+            p->settled = p->all;
         }
     }
     pthread_mutex_unlock(&ps->mu);
 }
 
-void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a, uint64_t received,
-                   uint64_t acked, int64_t now_us)
+/* Bytes of headers and frames that may be among those that arrived since the last scan. */
+static uint64_t others_since(struct rpc_peer *p, uint64_t acked, int64_t now_us)
+{
+    uint64_t us = min_u64((uint64_t)(now_us - p->seen_us), 1000000);
+    uint64_t left = p->others_left + us * RPC_PEERS_CREDIT_PER_S / 1000000;
+    p->others_left = min_u64(left, RPC_PEERS_CREDIT_PER_S);
+    uint64_t others = p->settled.others - p->credited.others;
+    others += acked / RPC_PEERS_ACKED_BYTES - p->socket.acked / RPC_PEERS_ACKED_BYTES;
+    others += us * RPC_PEERS_IDLE_PER_S / 1000000;
+    return min_u64(others, p->others_left);
+}
+
+/* No part of an explanation is left for bytes that arrive later. */
+static void count_bytes(struct rpc_peer *p, const struct rpc_peer_socket *now, int64_t now_us)
+{
+    uint64_t n = p->unexplained + now->received - p->socket.received;
+    n -= min_u64(n, p->settled.messages - p->credited.messages);
+    uint64_t others = min_u64(n, others_since(p, now->acked, now_us));
+    p->unexplained = n - others;
+    p->others_left -= others;
+    p->credited = p->settled;
+    p->socket = *now;
+    p->seen_us = now_us;
+}
+
+static bool is_other(uint64_t cookie, uint64_t other)
+{
+    return cookie && other && cookie != other;
+}
+
+/* Whether another connection has the address of p now. */
+static bool is_replaced(const struct rpc_peer *p, const struct rpc_peer_socket *now)
+{
+    return p->gone || is_other(p->socket.cookie, now->cookie) ||
+           now->received < p->socket.received || now->acked < p->socket.acked;
+}
+
+void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a,
+                   const struct rpc_peer_socket *socket, int64_t now_us)
 {
     pthread_mutex_lock(&ps->mu);
     struct rpc_peer *p = find_or_add(ps, a, now_us);
-    if (p->gone)
-        renew(ps, p, now_us);
+    if (is_replaced(p, socket))
+        begin_account(ps, p, now_us); // calls of the old connection may hold a pointer
     p->seen = true;
-    uint64_t more = p->unexplained + received - p->received;
-    uint64_t less = p->settled - p->credited + REPLY_RATIO * (acked - p->acked);
-    p->unexplained = more > less ? more - less : 0; // no credit for later
-    p->credited = p->settled;
-    p->received = received;
-    p->acked = acked;
+    count_bytes(p, socket, now_us);
     pthread_mutex_unlock(&ps->mu);
-}
-
-/* Whether p should be ended rather than q, if there are too many connections. */
-static bool is_idler(const struct rpc_peer *p, const struct rpc_peer *q)
-{
-    return p->called != q->called ? q->called : p->used_us < q->used_us;
-}
-
-/* What all connections have, and the one to end for either reason; NULL: none. */
-struct sum {
-    unsigned n;
-    uint64_t unexplained;
-    struct rpc_peer *largest, *idlest;
-    unsigned n_due;
-};
-
-static struct sum sum_up(struct rpc_peers *ps)
-{
-    struct sum s = {0};
-    for (unsigned i = 0; i < BUCKETS; i++) {
-        for (struct rpc_peer *p = ps->buckets[i]; p; p = p->next) {
-            s.n_due += p->seen && p->end && !p->taken;
-            if (!p->seen || p->end)
-                continue;
-            s.n++;
-            s.unexplained += p->unexplained;
-            if (!s.largest || p->unexplained > s.largest->unexplained)
-                s.largest = p;
-            if (!p->n_calls && (!s.idlest || is_idler(p, s.idlest)))
-                s.idlest = p;
-        }
-    }
-    return s;
 }
 
 static void mark_gone(struct rpc_peers *ps)
 {
     for (unsigned i = 0; i < BUCKETS; i++) {
         for (struct rpc_peer *p = ps->buckets[i]; p; p = p->next)
-            p->gone = !p->seen;
+            p->gone = !p->seen && p->known;
     }
 }
 
+static unsigned count_due(const struct rpc_peers *ps)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < BUCKETS; i++) {
+        for (const struct rpc_peer *p = ps->buckets[i]; p; p = p->next)
+            n += p->seen && p->end && !p->taken;
+    }
+    return n;
+}
+
+/* The connections that the scan has seen, without those that are being ended. */
+struct list {
+    struct rpc_peer **v;
+    unsigned n;
+};
+
+static struct list list_seen(const struct rpc_peers *ps)
+{
+    struct list l = {.v = rpc_alloc(ps->n + 1, sizeof(struct rpc_peer *))};
+    for (unsigned i = 0; i < BUCKETS; i++) {
+        for (struct rpc_peer *p = ps->buckets[i]; p; p = p->next) {
+            if (p->seen && !p->end)
+                l.v[l.n++] = p;
+        }
+    }
+    return l;
+}
+
+static void drop_ended(struct list *l)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < l->n; i++) {
+        if (!l->v[i]->end)
+            l->v[n++] = l->v[i];
+    }
+    l->n = n;
+}
+
+/* The order in which they end if they have too many bytes. */
+static int by_size(const void *a, const void *b)
+{
+    const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
+    bool p_first = !p->trusted && p->unexplained >= RPC_PEERS_STALL_BYTES;
+    bool q_first = !q->trusted && q->unexplained >= RPC_PEERS_STALL_BYTES;
+    if (p_first != q_first)
+        return p_first ? -1 : 1;
+    return (p->unexplained < q->unexplained) - (p->unexplained > q->unexplained);
+}
+
 /* One connection per RPC_PEERS_STALL_US: the thread needs time to continue. */
-static void end_stall(struct rpc_peers *ps, struct rpc_peer *largest, int64_t stalled_us,
-                      int64_t now_us)
+static void end_stall(struct rpc_peers *ps, struct list *l, int64_t stalled_us, int64_t now_us)
 {
     int64_t since_us = stalled_us > ps->stall_ended_us ? stalled_us : ps->stall_ended_us;
-    if (now_us - since_us < RPC_PEERS_STALL_US || !largest ||
-        largest->unexplained < RPC_PEERS_STALL_BYTES)
+    if (now_us - since_us < RPC_PEERS_STALL_US || !l->n)
         return;
-    end_offender(ps, largest, RPC_PEERS_STALL, now_us);
+    struct rpc_peer **largest = l->v;
+    for (unsigned i = 1; i < l->n; i++)
+        largest = by_size(&l->v[i], largest) < 0 ? &l->v[i] : largest;
+    if ((*largest)->unexplained < RPC_PEERS_STALL_BYTES)
+        return;
+    end_offender(ps, *largest, RPC_PEERS_STALL, now_us);
     ps->stall_ended_us = now_us;
+    drop_ended(l);
+}
+
+static void end_bytes(struct rpc_peers *ps, struct list *l, int64_t now_us)
+{
+    uint64_t sum = 0;
+    for (unsigned i = 0; i < l->n; i++)
+        sum += l->v[i]->unexplained;
+    if (sum <= ps->max_bytes)
+        return;
+    qsort(l->v, l->n, sizeof(*l->v), by_size);
+    for (unsigned i = 0; i < l->n && sum > ps->max_bytes; i++) {
+        sum -= l->v[i]->unexplained;
+        end_offender(ps, l->v[i], RPC_PEERS_BYTES, now_us);
+    }
+    drop_ended(l);
+}
+
+/* The most useful one first: with a running call, then with any call, then the last one used. */
+static int by_use(const struct rpc_peer *p, const struct rpc_peer *q)
+{
+    if (!p->n_calls != !q->n_calls)
+        return p->n_calls ? -1 : 1;
+    if (p->called != q->called)
+        return p->called ? -1 : 1;
+    return (p->used_us < q->used_us) - (p->used_us > q->used_us);
+}
+
+static int by_client(const void *a, const void *b)
+{
+    const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
+    int order = memcmp(p->client, q->client, sizeof(p->client));
+    return order ? order : by_use(p, q);
+}
+
+static int by_rank(const void *a, const void *b)
+{
+    const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
+    return p->rank != q->rank ? (p->rank < q->rank ? 1 : -1) : by_use(q, p);
+}
+
+/* The client with most connections loses its least useful ones. */
+static void end_crowd(struct rpc_peers *ps, struct list *l)
+{
+    if (l->n <= ps->max_connections)
+        return;
+    qsort(l->v, l->n, sizeof(*l->v), by_client);
+    for (unsigned i = 0; i < l->n; i++) {
+        bool first = i == 0 || !is_same_client(l->v[i - 1]->client, l->v[i]->client);
+        l->v[i]->rank = first ? 0 : l->v[i - 1]->rank + 1;
+    }
+    qsort(l->v, l->n, sizeof(*l->v), by_rank);
+    for (unsigned i = 0; i < l->n - ps->max_connections; i++)
+        l->v[i]->end = RPC_PEERS_CROWD;
 }
 
 unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t now_us)
@@ -375,26 +526,23 @@ unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t no
     pthread_mutex_lock(&ps->mu);
     remove_old(ps, now_us - RPC_PEERS_KEPT_US);
     mark_gone(ps);
-    struct sum s = sum_up(ps);
-    end_stall(ps, s.largest, stalled_us, now_us);
-    for (;;) {
-        s = sum_up(ps);
-        if (s.unexplained > ps->max_bytes)
-            end_offender(ps, s.largest, RPC_PEERS_BYTES, now_us);
-        else if (s.n > ps->max_connections && s.idlest)
-            s.idlest->end = RPC_PEERS_CROWD;
-        else
-            break;
-    }
+    struct list l = list_seen(ps);
+    end_stall(ps, &l, stalled_us, now_us);
+    end_bytes(ps, &l, now_us);
+    end_crowd(ps, &l);
+    free(l.v);
+    unsigned n_due = count_due(ps);
     pthread_mutex_unlock(&ps->mu);
-    return s.n_due;
+    return n_due;
 }
 
-enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a)
+enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a,
+                                  uint64_t cookie)
 {
     pthread_mutex_lock(&ps->mu);
     struct rpc_peer *p = find(ps, a);
-    enum rpc_peers_end end = p && !p->taken ? p->end : RPC_PEERS_KEEP;
+    bool due = p && !p->taken && !is_other(p->socket.cookie, cookie);
+    enum rpc_peers_end end = due ? p->end : RPC_PEERS_KEEP;
     if (end)
         p->taken = true;
     pthread_mutex_unlock(&ps->mu);

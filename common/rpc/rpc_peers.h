@@ -2,16 +2,22 @@
  *
  * gRPC core has no limit for what a client sends before a call begins, nor for calls that the
  * client resets. So each connection has an account of its calls and bytes. Bytes are unexplained if
- * they are in unfinished headers and messages, or in frames that gRPC core ignores or buffers. A
- * connection is ended if
+ * they are in unfinished headers and messages, or in frames that gRPC core ignores or buffers. The
+ * bytes of complete messages are known. Those of headers and frames are not, so calls and messages
+ * explain as many as a good client needs for them, in all RPC_PEERS_CREDIT_PER_S. A connection is
+ * ended if
  * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
  * - all connections together have more than RPC_PEERS_BYTES_MAX unexplained bytes, and it has most;
  * - a thread of the server has been stalled for RPC_PEERS_STALL_US, and it has most of these bytes.
  *   While a client sends fast enough, gRPC core may read and serve nothing else on that thread;
- * - there are too many connections, and it has had no call for the longest time;
+ * - there are too many connections, and its client has most. Those without a running call end
+ *   first: those that never had a call, then those whose last call is the oldest;
  * - it is new, and its address is banned: two of its connections were ended for another reason than
  *   the last one, at most RPC_PEERS_BAN_US apart. The ban ends RPC_PEERS_BAN_US after the last of
  *   these.
+ *
+ * A trusted client is a service, which passes on what its own clients send. So its connections are
+ * ended for their bytes only if no other one has RPC_PEERS_STALL_BYTES, and never cause a ban.
  *
  * Decisions only: the caller passes times and counts. Private to common/rpc.
  *
@@ -29,8 +35,16 @@
 #define RPC_PEERS_BYTES_MAX (256u << 20)
 #define RPC_PEERS_STALL_US 1000000
 #define RPC_PEERS_STALL_BYTES (1u << 20) // less stalls no thread for that time
-#define RPC_PEERS_CALL_BYTES 1024        // frames of a call, without its headers and messages
-#define RPC_PEERS_MESSAGE_BYTES 256      // frames of a further message
+/* Bytes without messages that a good client may send, measured with gRPC core's: */
+#define RPC_PEERS_HEADER_BYTES 768  // of a call; compressed, they have 300 to 800, later about 100
+#define RPC_PEERS_CALL_BYTES 256    // frames of a call
+#define RPC_PEERS_MESSAGE_BYTES 256 // frames of a further message
+#define RPC_PEERS_RECORD_BYTES 256  // a message has one byte more for this many: frames, TLS
+#define RPC_PEERS_SENT_BYTES 64     // answers to a message of ours: window updates, pings
+#define RPC_PEERS_ACKED_BYTES 64    // one byte for this many of ours: window updates
+#define RPC_PEERS_IDLE_PER_S 64     // keepalive pings and their acknowledgements
+/* All of these. 17,000 calls per second with 150 bytes each need as much. */
+#define RPC_PEERS_CREDIT_PER_S (2560 << 10)
 #define RPC_PEERS_BAN_US 30000000
 #define RPC_PEERS_KEPT_US 10000000 // calls of an ended connection arrive later
 
@@ -63,27 +77,42 @@ struct rpc_peer;
 struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t max_bytes);
 void rpc_peers_free(struct rpc_peers *ps); // after rpc_peer_done() of all calls
 
-/* A call of this connection begins. bytes: of its headers and its first message. NULL: the
- * connection is being ended, so the call is void. */
+struct rpc_peer_call {
+    size_t header_bytes;  // uncompressed
+    size_t message_bytes; // of its first message, if that has arrived
+    bool trusted;         // the client is a service or an operator
+};
+
+/* A call of this connection begins. NULL: the connection is being ended, so the call is void. */
 struct rpc_peer *rpc_peers_call(struct rpc_peers *ps, const struct rpc_peer_address *a,
-                                size_t bytes, int64_t now_us);
+                                const struct rpc_peer_call *call, int64_t now_us);
 /* A further message has arrived. */
 void rpc_peer_message(struct rpc_peers *ps, struct rpc_peer *p, size_t bytes);
+/* We have sent a message. */
+void rpc_peer_sent(struct rpc_peers *ps, struct rpc_peer *p);
 /* The client has reset the call. True: therefore the connection must be ended now. */
 bool rpc_peer_reset(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
 /* The call has ended; p is not valid afterwards. */
 void rpc_peer_done(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
 
-/* A scan: begin, then rpc_peers_saw() for each connection, then end. received, acked: bytes that
- * the client has sent, and bytes of ours that it has acknowledged. Read after the scan has begun:
- * a message counts as received before it counts as delivered. */
+/* What the system tells of a connection. */
+struct rpc_peer_socket {
+    uint64_t cookie; // differs from that of every other socket; 0: unknown
+    uint64_t received;
+    uint64_t acked; // bytes of ours
+};
+
+/* A scan: begin, then rpc_peers_saw() for each connection, then end. The counts are read after the
+ * scan has begun: a message counts as received before it counts as delivered. */
 void rpc_peers_scan_begin(struct rpc_peers *ps);
-void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a, uint64_t received,
-                   uint64_t acked, int64_t now_us);
+void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a,
+                   const struct rpc_peer_socket *socket, int64_t now_us);
 /* stalled_us: since when the server's slowest thread has been stalled; now_us if none is. Returns
  * the number of connections to end: those for which rpc_peers_take() tells a reason. */
 unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t now_us);
-/* Whether an address is banned. */
-bool rpc_peers_are_banned(struct rpc_peers *ps, int64_t now_us);
-/* Why this connection must be ended; RPC_PEERS_KEEP: it need not, or was already taken. */
-enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a);
+/* Whether any address is banned. */
+bool rpc_peers_any_banned(struct rpc_peers *ps, int64_t now_us);
+/* Why the connection with this cookie must be ended; RPC_PEERS_KEEP: it need not, or was already
+ * taken. */
+enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a,
+                                  uint64_t cookie);

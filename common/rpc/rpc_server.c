@@ -1,8 +1,7 @@
 /* rpc_server.c - the server half of rpc.
  *
  * A door is a server of gRPC core, and there is one for each kind of connection. So the door of a
- * call tells the roles of its client. The number of its descriptor could not: when the call is
- * served, another connection may have that number.
+ * call tells the roles of its client.
  *
  * A slot is a pending request to gRPC core for the next call of one method on one queue. When a
  * call arrives, the slot passes it to a new rpc_call and requests the next one. A call is freed
@@ -229,10 +228,10 @@ static void add_linger_timer(struct rpc_server *s)
     rpc_worker_add_timer(&s->workers[0], &s->linger);
 }
 
+/* So that the thread leaves gRPC core to run it. */
 static void beat_due(struct rpc_timer *t)
 {
     struct beat *b = OWNER(t, struct beat, t);
-    rpc_guard_beat(b->s->guard, b->worker);
     b->t.at = rpc_in_us(RPC_GUARD_BEAT_MS * 1000);
     rpc_worker_add_timer(&b->s->workers[b->worker], &b->t);
 }
@@ -259,11 +258,13 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
 {
     struct rpc_server *s = rpc_alloc(1, sizeof(*s));
     s->n_workers = opt->n_threads ? opt->n_threads : 1;
+    s->workers = rpc_alloc(s->n_workers, sizeof(*s->workers));
     int r = rpc_roles_read(opt->tls_roles, &s->tls_roles);
-    r = r < 0 ? r : rpc_guard_new(s->n_workers, opt->max_unexplained, &s->guard);
+    r = r < 0 ? r : rpc_guard_new(s->workers, s->n_workers, opt->max_unexplained, &s->guard);
     r = r < 0 ? r : rpc_listen_init(&s->listen, add_connection, s);
     if (r < 0) {
         rpc_guard_free(s->guard);
+        free(s->workers);
         free(s);
         return r;
     }
@@ -276,7 +277,6 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
     s->max_calls = opt->max_calls ? opt->max_calls : 8192;
     s->linger_ms = opt->linger_ms ? opt->linger_ms : LINGER_MS;
     s->socket_mode = opt->socket_mode ? opt->socket_mode : 0600;
-    s->workers = rpc_alloc(s->n_workers, sizeof(*s->workers));
     s->beats = rpc_alloc(s->n_workers, sizeof(*s->beats));
     s->methods[s->n_methods++].m = &unknown_method;
     add_linger_timer(s);
@@ -316,6 +316,8 @@ void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *serv
 
 void rpc_server_limit(struct rpc_server *s, const struct rpc_method *m, unsigned max_calls)
 {
+    if (m->during_drain)
+        abort();
     for (unsigned i = 0; i < s->n_methods; i++) {
         if (s->methods[i].m == m)
             s->methods[i].max_calls = max_calls;
@@ -561,6 +563,7 @@ static void send_event(struct rpc_tag *t, bool ok)
 {
     struct rpc_call *c = OWNER(t, struct rpc_call, t_send);
     c->answered |= ok;
+    rpc_guard_sent(c->s->guard, c->account);
     pthread_mutex_lock(&c->mu);
     bool drained = rpc_sendq_sent(&c->q, c->m->drain_mark);
     c->sending = false;
@@ -678,25 +681,35 @@ static void add_call(struct rpc_server *s, struct method *m, struct rpc_call *c)
     rpc_call_unref(unread);
 }
 
-static size_t bytes_of(const struct slot *sl)
+static size_t header_bytes(const grpc_metadata_array *headers)
 {
-    size_t n = sl->request ? grpc_byte_buffer_length(sl->request) : 0;
-    for (size_t i = 0; i < sl->headers.count; i++)
-        n += GRPC_SLICE_LENGTH(sl->headers.metadata[i].key) +
-             GRPC_SLICE_LENGTH(sl->headers.metadata[i].value);
+    size_t n = 0;
+    for (size_t i = 0; i < headers->count; i++)
+        n += GRPC_SLICE_LENGTH(headers->metadata[i].key) +
+             GRPC_SLICE_LENGTH(headers->metadata[i].value);
     return n;
 }
 
-/* Adds a new call to the account of its connection. False: that is being ended. */
-static bool open_account(const struct slot *sl, struct rpc_peer **ret)
+static unsigned roles_of(const struct slot *sl)
 {
+    return sl->door == DOOR_TLS ? rpc_roles_of_peer(&sl->s->tls_roles, sl->call)
+                                : sl->s->doors[sl->door].roles;
+}
+
+/* Adds a new call to the account of its connection. False: that is being ended. */
+static bool open_account(const struct slot *sl, unsigned roles, struct rpc_peer **ret)
+{
+    const struct rpc_peer_call call = {
+        .header_bytes = header_bytes(&sl->headers),
+        .message_bytes = sl->request ? grpc_byte_buffer_length(sl->request) : 0,
+        .trusted = roles & (RPC_ROLE_GATEWAY | RPC_ROLE_VERIFIER | RPC_ROLE_OPERATOR)};
     char *peer = grpc_call_get_peer(sl->call);
-    int r = rpc_guard_call(sl->s->guard, peer, bytes_of(sl), ret);
+    int r = rpc_guard_call(sl->s->guard, peer, &call, ret);
     gpr_free(peer);
     return r == 0;
 }
 
-static struct rpc_call *call_new(struct slot *sl, struct rpc_peer *account)
+static struct rpc_call *call_new(struct slot *sl, unsigned roles, struct rpc_peer *account)
 {
     struct rpc_call *c = rpc_alloc(1, sizeof(*c));
     struct rpc_server *s = sl->s;
@@ -707,11 +720,10 @@ static struct rpc_call *call_new(struct slot *sl, struct rpc_peer *account)
                            .w = sl->w,
                            .service = sl->m->service,
                            .asked = sl->m->m,
+                           .roles = roles,
                            .core = sl->call,
                            .account = account,
                            .begun_us = clock_us()};
-    c->roles = sl->door == DOOR_TLS ? rpc_roles_of_peer(&s->tls_roles, sl->call)
-                                    : s->doors[sl->door].roles;
     c->peer = sl->m->m->during_drain ? grpc_call_get_peer(sl->call) : NULL;
     pthread_mutex_init(&c->mu, NULL);
     atomic_init(&c->n_refs, 2); // slot_event()'s and close_event()'s
@@ -739,12 +751,13 @@ static void slot_event(struct rpc_tag *t, bool ok)
         free(sl);
         return;
     }
+    unsigned roles = roles_of(sl);
     struct rpc_peer *account;
-    if (!open_account(sl, &account)) {
+    if (!open_account(sl, roles, &account)) {
         drop_call(sl);
         return;
     }
-    struct rpc_call *c = call_new(sl, account);
+    struct rpc_call *c = call_new(sl, roles, account);
     struct rpc_msg *req = rpc_msg(sl->request);
     grpc_metadata_array_destroy(&sl->headers);
     grpc_call_details_destroy(&sl->details);
@@ -1078,9 +1091,9 @@ void rpc_server_stop(struct rpc_server *s, unsigned grace_ms)
         grpc_server_destroy(s->doors[d].core);
     for (unsigned i = 0; i < s->n_workers; i++)
         rpc_worker_stop(&s->workers[i]);
+    rpc_guard_free(s->guard);
     free(s->workers);
     free(s->beats);
-    rpc_guard_free(s->guard);
     grpc_server_credentials_release(s->creds);
     pthread_cond_destroy(&s->idle);
     pthread_mutex_destroy(&s->mu);

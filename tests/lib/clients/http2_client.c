@@ -2,7 +2,6 @@
 #include "lib/clients/http2_client.h"
 #include <errno.h>
 #include <netinet/in.h>
-#include <stdbool.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -19,22 +18,27 @@ enum {
     HEADERS = 1,
     RST_STREAM = 3,
     SETTINGS = 4,
+    WINDOW_UPDATE = 8,
     CONTINUATION = 9,
     UNKNOWN = 77
 };                                        // types
 enum { END_STREAM = 1, END_HEADERS = 4 }; // flags
-enum { FRAME_HEAD = 9, FRAME_MAX = 1 << 14, INITIAL_WINDOW_SIZE = 4 };
+enum { FRAME_HEAD = 9, FRAME_MAX = 1 << 14, INITIAL_WINDOW_SIZE = 4, INITIAL_WINDOW = 65535 };
 
-static void send_all(struct http2_client *c, const void *data, size_t len)
+/* False: the server has ended the connection. */
+static bool send_some(struct http2_client *c, const void *data, size_t len)
 {
-    assert_int_equal(send(c->fd, data, len, MSG_NOSIGNAL), (ssize_t)len);
+    ssize_t n = send(c->fd, data, len, MSG_NOSIGNAL);
+    assert_true(n == (ssize_t)len || n >= 0 || errno == EPIPE || errno == ECONNRESET);
+    return n == (ssize_t)len;
 }
 
 static size_t put_frame(uint8_t *to, uint8_t type, uint8_t flags, uint32_t stream, const void *data,
-                        uint8_t len)
+                        uint16_t len)
 {
     const uint8_t head[FRAME_HEAD] = {
-        0, 0, len, type, flags, 0, 0, (uint8_t)(stream >> 8), (uint8_t)stream};
+        0, (uint8_t)(len >> 8),     (uint8_t)len,           type,           flags,
+        0, (uint8_t)(stream >> 16), (uint8_t)(stream >> 8), (uint8_t)stream};
     memcpy(to, head, FRAME_HEAD);
     memcpy(to + FRAME_HEAD, data, len);
     return FRAME_HEAD + (size_t)len;
@@ -44,17 +48,19 @@ static void send_frame(struct http2_client *c, uint8_t type, uint8_t flags, uint
                        const void *data, uint8_t len)
 {
     uint8_t frame[FRAME_HEAD + UINT8_MAX];
-    send_all(c, frame, put_frame(frame, type, flags, stream, data, len));
+    send_some(c, frame, put_frame(frame, type, flags, stream, data, len));
 }
 
 static struct http2_client open_at(int family, const void *address, socklen_t len)
 {
     static const uint8_t no_window[] = {0, INITIAL_WINDOW_SIZE, 0, 0, 0, 0};
-    struct http2_client c = {.fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0), .next_stream = 1};
+    struct http2_client c = {.fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0),
+                             .next_stream = 1,
+                             .window = INITIAL_WINDOW};
     struct timeval wait = {.tv_sec = WAIT_S};
     assert_int_equal(setsockopt(c.fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait)), 0);
     assert_int_equal(connect(c.fd, address, len), 0);
-    send_all(&c, PREFACE, strlen(PREFACE));
+    send_some(&c, PREFACE, strlen(PREFACE));
     send_frame(&c, SETTINGS, 0, 0, no_window, sizeof(no_window));
     return c;
 }
@@ -105,14 +111,6 @@ void http2_client_call(struct http2_client *c, const char *path)
     c->next_stream += 2;
 }
 
-/* False: the server has ended the connection. */
-static bool send_some(struct http2_client *c, const void *data, size_t len)
-{
-    ssize_t n = send(c->fd, data, len, MSG_NOSIGNAL);
-    assert_true(n == (ssize_t)len || n >= 0 || errno == EPIPE || errno == ECONNRESET);
-    return n == (ssize_t)len;
-}
-
 void http2_client_reset(struct http2_client *c, const char *path, unsigned n)
 {
     static const uint8_t reason[4] = {0, 0, 0, 8}; // CANCEL
@@ -151,21 +149,46 @@ void http2_client_await_end(struct http2_client *c)
     assert_true(n == 0 || errno == ECONNRESET); // else WAIT_S has passed
 }
 
-static void read_all(struct http2_client *c, void *data, size_t len)
-{
-    assert_int_equal(recv(c->fd, data, len, MSG_WAITALL), (ssize_t)len);
-}
-
-void http2_client_await(struct http2_client *c, unsigned n_headers)
+/* Reads one frame. False: the server has ended the connection. */
+static bool read_frame(struct http2_client *c)
 {
     uint8_t head[FRAME_HEAD], data[FRAME_MAX];
+    if (recv(c->fd, head, sizeof(head), MSG_WAITALL) != sizeof(head))
+        return false;
+    size_t len = (size_t)head[0] << 16 | (size_t)head[1] << 8 | head[2];
+    assert_true(len <= sizeof(data));
+    if (recv(c->fd, data, len, MSG_WAITALL) != (ssize_t)len)
+        return false;
+    c->n_headers += head[3] == HEADERS;
+    if (head[3] == WINDOW_UPDATE && !head[5] && !head[6] && !head[7] && !head[8])
+        c->window += (size_t)data[0] << 24 | (size_t)data[1] << 16 | (size_t)data[2] << 8 | data[3];
+    return true;
+}
+
+bool http2_client_await(struct http2_client *c, unsigned n_headers)
+{
     while (c->n_headers < n_headers) {
-        read_all(c, head, sizeof(head));
-        size_t len = (size_t)head[0] << 16 | (size_t)head[1] << 8 | head[2];
-        assert_true(len <= sizeof(data));
-        read_all(c, data, len);
-        c->n_headers += head[3] == HEADERS;
+        if (!read_frame(c))
+            return false;
     }
+    return true;
+}
+
+bool http2_client_part(struct http2_client *c, const char *path, size_t n_bytes)
+{
+    static const uint8_t message[16000] = {0, 0, 3 << 4}; // its length: 3 MiB
+    uint8_t fields[UINT8_MAX], n_fields = put_fields(fields, path);
+    uint8_t frames[2 * FRAME_HEAD + sizeof(fields) + sizeof(message)];
+    assert_true(n_bytes <= sizeof(message));
+    while (c->window < n_bytes) {
+        if (!read_frame(c))
+            return false;
+    }
+    size_t len = put_frame(frames, HEADERS, END_HEADERS, c->next_stream, fields, n_fields);
+    len += put_frame(frames + len, DATA, 0, c->next_stream, message, (uint16_t)n_bytes);
+    c->next_stream += 2;
+    c->window -= n_bytes;
+    return send_some(c, frames, len);
 }
 
 void http2_client_close(struct http2_client *c)

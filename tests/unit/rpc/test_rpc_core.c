@@ -257,6 +257,31 @@ static bool add_aborts(unsigned n, unsigned roles, bool same_path)
     return aborted;
 }
 
+static bool limit_aborts(bool during_drain)
+{
+    const struct rpc_method m = {
+        .path = "/test/m", .roles = RPC_ROLE_ANY, .during_drain = during_drain};
+    struct rpc_server *s;
+    assert_int_equal(rpc_server_new(&(struct rpc_server_options){0}, &s), 0);
+    rpc_server_add(s, &m, NULL);
+    pid_t pid = fork();
+    if (!pid) {
+        signal(SIGABRT, SIG_DFL);
+        rpc_server_limit(s, &m, 1);
+        _exit(0);
+    }
+    bool aborted = is_aborted(pid);
+    rpc_server_stop(s, 0);
+    return aborted;
+}
+
+static void a_second_limit_of_a_method_ends_the_process(void **state)
+{
+    (void)state;
+    assert_false(limit_aborts(false));
+    assert_true(limit_aborts(true)); // it has one by rpc_server_add()
+}
+
 static void methods_that_cannot_be_served_end_the_process(void **state)
 {
     (void)state;
@@ -466,6 +491,7 @@ int main(void)
         cmocka_unit_test(without_a_thread_there_is_no_server_and_no_client),
         cmocka_unit_test(the_three_files_of_tls_are_set_together),
         cmocka_unit_test(tls_roles_must_name_roles),
+        cmocka_unit_test(a_second_limit_of_a_method_ends_the_process),
         cmocka_unit_test(methods_that_cannot_be_served_end_the_process),
         cmocka_unit_test(without_memory_for_a_call_the_process_ends),
         cmocka_unit_test(unsent_messages_keep_their_order),

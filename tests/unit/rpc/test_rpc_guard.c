@@ -1,4 +1,5 @@
 /* test_rpc_guard.c - TCP clients that abuse a server lose their connection; others are served. */
+#include <dirent.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -14,6 +15,7 @@
 #include "base/metrics.h"
 #include "lib/clients/http2_client.h"
 #include "lib/rigs/rpc_rig.h"
+#include "rpc/rpc_base.h"
 #include "rpc/rpc_guard.h"
 #include "rpc/rpc_peers.h"
 
@@ -23,7 +25,9 @@
 /* ---- calls of the guard; the linker hands them to these ---- */
 
 static atomic_int n_failing_dups;             // calls of dup3() that fail
+static atomic_int n_failing_looks;            // calls of getsockopt() of a connection that fail
 static atomic_int_fast64_t ahead_us, jump_us; // of the clock; of its jump after the next poll()
+static atomic_int_fast64_t look_us;           // that a look at a connection takes
 static int n_polls;                           // with a time limit
 
 int __real_dup3(int from, int to, int flags);
@@ -54,6 +58,20 @@ int __wrap_poll(struct pollfd *p, nfds_t n, int timeout_ms)
         rpc_rig_bump(&n_polls);
     }
     return r;
+}
+
+int __real_getsockopt(int fd, int level, int name, void *value, socklen_t *len);
+int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *len);
+int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *len)
+{
+    if (level == IPPROTO_TCP)
+        atomic_fetch_add(&ahead_us, atomic_load(&look_us));
+    if (level == IPPROTO_TCP && atomic_load(&n_failing_looks) > 0) {
+        atomic_fetch_sub(&n_failing_looks, 1);
+        errno = EBADF;
+        return -1;
+    }
+    return __real_getsockopt(fd, level, name, value, len);
 }
 
 static void await_scans(int n)
@@ -91,6 +109,26 @@ static void stream_is_served(struct guard_rig *g)
     rpc_rig_await(&g->tally.messages, before + 1);
 }
 
+/* The clock advances by 1.5 s. A single jump would look like a process that was stopped. */
+static void let_time_pass(void)
+{
+    for (int i = 0; i < 5; i++) {
+        atomic_store(&jump_us, RPC_PEERS_STALL_US * 3 / 10);
+        await_scans(1);
+    }
+    await_scans(2);
+}
+
+static void slow_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    (void)req;
+    let_time_pass();
+    rpc_call_finish(c, RPC_OK, NULL);
+}
+
+static const struct rpc_method slow = {
+    .path = "/test/Slow", .roles = RPC_ROLE_ANY, .on_start = slow_start};
+
 /* A socket that listens on a free port, like one of a service manager. */
 static int listening_socket(uint16_t *ret_port)
 {
@@ -103,13 +141,13 @@ static int listening_socket(uint16_t *ret_port)
     return fd;
 }
 
-static void init(struct guard_rig *g, bool passed_socket)
+static void init_with(struct guard_rig *g, bool passed_socket, const struct rpc_server_options *opt)
 {
     char target[32];
     memset(&rpc_rig_seen, 0, sizeof(rpc_rig_seen));
     *g = (struct guard_rig){.r = {.health = rpc_health_new()}};
-    g->r.server = rpc_rig_server(&(struct rpc_server_options){.max_unexplained = MAX_UNEXPLAINED},
-                                 g->r.health);
+    g->r.server = rpc_rig_server(opt, g->r.health);
+    rpc_server_add(g->r.server, &slow, NULL);
     if (passed_socket)
         assert_int_equal(rpc_server_listen_fd(g->r.server, listening_socket(&g->port), false), 0);
     else
@@ -121,6 +159,11 @@ static void init(struct guard_rig *g, bool passed_socket)
     stream_is_served(g);
 }
 
+static void init(struct guard_rig *g, bool passed_socket)
+{
+    init_with(g, passed_socket, &(struct rpc_server_options){.max_unexplained = MAX_UNEXPLAINED});
+}
+
 static void done(struct guard_rig *g)
 {
     rpc_stream_close(g->stream);
@@ -128,6 +171,163 @@ static void done(struct guard_rig *g)
     rpc_client_free(g->r.client);
     rpc_server_stop(g->r.server, 1000);
     rpc_health_free(g->r.health);
+}
+
+/* A guard of a server whose only thread stays in gRPC core, and a connection that sends to the
+ * server. */
+struct bare_rig {
+    struct rpc_guard *guard;
+    struct rpc_worker worker;
+    int listener, server, client;
+};
+
+static void bare_init(struct bare_rig *b)
+{
+    uint16_t port;
+    b->listener = listening_socket(&port);
+    struct sockaddr_in a = {
+        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    b->client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(b->client, (struct sockaddr *)&a, sizeof(a)), 0);
+    b->server = accept(b->listener, NULL, NULL);
+    assert_true(b->server >= 0);
+    atomic_init(&b->worker.in_core_us, clock_us());
+    assert_int_equal(rpc_guard_new(&b->worker, 1, 0, &b->guard), 0);
+    rpc_guard_watch(b->guard, port);
+    assert_int_equal(rpc_guard_start(b->guard), 0);
+}
+
+static void bare_send(struct bare_rig *b, size_t n_bytes)
+{
+    static char data[1 << 14];
+    for (size_t i = 0; i < n_bytes; i += sizeof(data)) {
+        assert_int_equal(send(b->client, data, sizeof(data), MSG_NOSIGNAL), sizeof(data));
+        assert_int_equal(recv(b->server, data, sizeof(data), MSG_WAITALL), sizeof(data));
+    }
+}
+
+static void bare_done(struct bare_rig *b)
+{
+    rpc_guard_free(b->guard);
+    close(b->listener);
+    close(b->server);
+    close(b->client);
+}
+
+static void a_long_scan_hides_no_stall(void **state)
+{
+    enum { SCANS = 10 };
+    (void)state;
+    struct bare_rig b;
+    int before = ended("stall");
+    atomic_store(&look_us, RPC_PEERS_STALL_US / 2 + 1);
+    bare_init(&b);
+    bare_send(&b, RPC_PEERS_STALL_BYTES * 3 / 2);
+    for (int i = 0; i < SCANS && ended("stall") == before; i++)
+        await_scans(1);
+    assert_int_equal(ended("stall"), before + 1);
+    atomic_store(&look_us, 0);
+    bare_done(&b);
+}
+
+/* gRPC core closes it, or closed it and opened another one, between two looks of the guard. */
+static void a_connection_that_tells_no_counts_is_not_ended(void **state)
+{
+    (void)state;
+    struct bare_rig b;
+    int before = all_ended();
+    bare_init(&b);
+    bare_send(&b, RPC_PEERS_STALL_BYTES / 2); // does not stall a thread
+    await_scans(2);
+    atomic_store(&n_failing_looks, 1);
+    let_time_pass();
+    assert_int_equal(atomic_load(&n_failing_looks), 0);
+    assert_int_equal(all_ended(), before);
+    bare_done(&b);
+}
+
+/* What the guard says about a call of the connection with this descriptor. */
+static int call_of_descriptor(struct bare_rig *b, int fd, struct rpc_peer **ret)
+{
+    char peer[16];
+    snprintf(peer, sizeof(peer), "fd:%d", fd);
+    return rpc_guard_call(b->guard, peer, &(struct rpc_peer_call){0}, ret);
+}
+
+static void reset_now(int fd)
+{
+    const struct linger none = {.l_onoff = 1};
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none)), 0);
+    close(fd);
+}
+
+static void a_call_of_a_connection_that_is_over_is_void(void **state)
+{
+    (void)state;
+    struct bare_rig b;
+    struct rpc_peer *p;
+    bare_init(&b);
+    assert_int_equal(call_of_descriptor(&b, b.server, &p), 0);
+    assert_non_null(p);
+    rpc_guard_done(b.guard, p);
+    reset_now(b.client);
+    assert_int_equal(call_of_descriptor(&b, b.server, &p), -ECONNABORTED);
+    assert_null(p);
+    b.client = -1;
+    bare_done(&b);
+}
+
+static void a_call_of_a_unix_socket_is_not_watched(void **state)
+{
+    (void)state;
+    struct bare_rig b;
+    struct rpc_peer *p;
+    int fds[2];
+    bare_init(&b);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    assert_int_equal(call_of_descriptor(&b, fds[0], &p), 0);
+    assert_null(p);
+    close(fds[1]); // the client is gone
+    assert_int_equal(call_of_descriptor(&b, fds[0], &p), 0);
+    assert_null(p);
+    close(fds[0]);
+    bare_done(&b);
+}
+
+static int n_sockets(void)
+{
+    DIR *d = opendir("/proc/self/fd");
+    int n = 0;
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        char target[8] = "";
+        n += readlinkat(dirfd(d), e->d_name, target, 7) == 7 && strcmp(target, "socket:") == 0;
+    }
+    closedir(d);
+    return n;
+}
+
+/* The guard relies on it: gRPC core names such a connection by its descriptor. */
+static void a_connection_keeps_its_descriptor_while_it_has_a_call(void **state)
+{
+    (void)state;
+    struct guard_rig g;
+    init(&g, true);
+    int before = n_sockets();
+    struct http2_client c = http2_client_open_tcp(g.port);
+    http2_client_call(&c, "/test/Keep");
+    rpc_rig_await(&rpc_rig_seen.starts, 1);
+    struct rpc_call *kept = rpc_rig_seen.kept;
+    rpc_call_ref(kept);
+    reset_now(c.fd);
+    rpc_rig_await(&rpc_rig_seen.cancels, 1);
+    stream_is_served(&g);
+    assert_int_equal(n_sockets(), before + 1);
+    rpc_call_unref(kept);
+    for (int i = 0; i < 100 && n_sockets() > before; i++)
+        stream_is_served(&g);
+    assert_int_equal(n_sockets(), before);
+    done(&g);
 }
 
 static void endless_headers_end_a_connection(void **state)
@@ -142,6 +342,30 @@ static void endless_headers_end_a_connection(void **state)
     http2_client_close(&c);
     stream_is_served(&g);
     assert_int_equal(all_ended(), before + 1); // by its bytes, or because they stalled the thread
+    done(&g);
+}
+
+/* The calls have few bytes, but gRPC core does not tell how few. */
+static void unfinished_messages_beside_many_calls_end_a_connection(void **state)
+{
+    enum { PART = 16000, N_CALLS = 20, MAX = 12 << 20 };
+    (void)state;
+    struct guard_rig g;
+    int before = ended("bytes");
+    init(&g, false);
+    struct http2_client c = http2_client_open_tcp(g.port);
+    size_t sent = 0;
+    while (sent < MAX && http2_client_part(&c, "/test/Chat", PART)) {
+        for (int i = 0; i < N_CALLS; i++)
+            http2_client_call(&c, "/unknown");
+        if (!http2_client_await(&c, c.n_headers + N_CALLS))
+            break;
+        sent += PART;
+    }
+    http2_client_close(&c);
+    stream_is_served(&g);
+    assert_true(sent < MAX);
+    assert_int_equal(ended("bytes"), before + 1);
     done(&g);
 }
 
@@ -226,6 +450,30 @@ static void calls_of_a_banned_client_are_not_served(void **state)
     done(&g);
 }
 
+/* With `insecure`, clients over TCP have the server's own_role. */
+static void a_gateway_is_not_banned(void **state)
+{
+    (void)state;
+    struct guard_rig g;
+    int before = all_ended(), by_bytes = ended("bytes") + ended("stall");
+    init_with(&g, false,
+              &(struct rpc_server_options){.max_unexplained = MAX_UNEXPLAINED,
+                                           .own_role = RPC_ROLE_GATEWAY,
+                                           .insecure = true});
+    for (int i = 0; i < 3; i++) {
+        struct http2_client c = http2_client_open_tcp(g.port);
+        http2_client_call(&c, "/unknown");
+        assert_true(http2_client_await(&c, 1));
+        http2_client_endless_headers(&c, 2 * MAX_UNEXPLAINED);
+        http2_client_await_end(&c);
+        http2_client_close(&c);
+    }
+    stream_is_served(&g);
+    assert_int_equal(all_ended(), before + 3);
+    assert_int_equal(ended("bytes") + ended("stall"), by_bytes + 3);
+    done(&g);
+}
+
 static void a_process_that_was_stopped_has_no_stalled_threads(void **state)
 {
     (void)state;
@@ -239,6 +487,25 @@ static void a_process_that_was_stopped_has_no_stalled_threads(void **state)
     atomic_store(&jump_us, 10 * RPC_PEERS_STALL_US);
     await_scans(3);
     assert_int_equal(atomic_load(&jump_us), 0);
+    assert_int_equal(all_ended(), before);
+    http2_client_close(&c);
+    stream_is_served(&g);
+    done(&g);
+}
+
+static void a_slow_callback_is_no_stall(void **state)
+{
+    (void)state;
+    struct guard_rig g;
+    struct rpc_tally t;
+    int before = all_ended();
+    init(&g, false);
+    struct http2_client c = http2_client_open_tcp(g.port);
+    http2_client_pad(&c, RPC_PEERS_STALL_BYTES * 3 / 2); // what a stall is blamed for
+    stream_is_served(&g);
+    await_scans(2);
+    struct rpc_stream *s = rpc_rig_call(&g.r, "/test/Slow", 1, 1, &t);
+    rpc_rig_finish(s, &t, RPC_OK);
     assert_int_equal(all_ended(), before);
     http2_client_close(&c);
     stream_is_served(&g);
@@ -265,7 +532,7 @@ static void without_descriptors_there_is_no_guard_and_no_server(void **state)
     for (; r < 0; few.rlim_cur += r < 0, n_failed += r < 0) {
         struct rpc_guard *g = NULL;
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-        r = rpc_guard_new(1, 0, &g);
+        r = rpc_guard_new(&(struct rpc_worker){0}, 1, 0, &g);
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
         assert_true(r == 0 || r == -EMFILE);
         if (r < 0)
@@ -296,6 +563,29 @@ static void large_messages_do_not_end_a_connection(void **state)
         rpc_rig_await(&g.tally.messages, n + 1);
     }
     assert_int_equal(all_ended(), before);
+    done(&g);
+}
+
+/* With the limit, 40 unexplained bytes per call would end it. */
+static void many_calls_and_large_answers_do_not_end_a_connection(void **state)
+{
+    enum { ROUNDS = 100, N = 32, LARGE = 20000 };
+    (void)state;
+    struct guard_rig g;
+    struct rpc_stream *s[N];
+    struct rpc_tally t[N];
+    int before = all_ended();
+    init_with(&g, false, &(struct rpc_server_options){.max_unexplained = 128 << 10});
+    for (int k = 0; k < ROUNDS; k++) {
+        for (int i = 0; i < N; i++)
+            s[i] = rpc_rig_call(&g.r, i % 2 ? "/test/Chat" : "/test/Count", LARGE, i % 2 ? 1 : 3,
+                                &t[i]);
+        for (int i = 0; i < N; i++)
+            rpc_rig_finish(s[i], &t[i], RPC_OK);
+    }
+    await_scans(3);
+    assert_int_equal(all_ended(), before);
+    stream_is_served(&g);
     done(&g);
 }
 
@@ -334,14 +624,23 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(endless_headers_end_a_connection),
+        cmocka_unit_test(unfinished_messages_beside_many_calls_end_a_connection),
         cmocka_unit_test(reset_calls_end_a_connection),
         cmocka_unit_test(reset_calls_end_a_connection_of_a_passed_socket),
         cmocka_unit_test(a_client_that_cancels_a_thousand_calls_is_not_ended),
         cmocka_unit_test(a_connection_that_cannot_be_held_is_ended_in_a_later_scan),
         cmocka_unit_test(calls_of_a_banned_client_are_not_served),
+        cmocka_unit_test(a_gateway_is_not_banned),
         cmocka_unit_test(a_process_that_was_stopped_has_no_stalled_threads),
+        cmocka_unit_test(a_slow_callback_is_no_stall),
+        cmocka_unit_test(a_long_scan_hides_no_stall),
+        cmocka_unit_test(a_connection_that_tells_no_counts_is_not_ended),
+        cmocka_unit_test(a_call_of_a_connection_that_is_over_is_void),
+        cmocka_unit_test(a_call_of_a_unix_socket_is_not_watched),
+        cmocka_unit_test(a_connection_keeps_its_descriptor_while_it_has_a_call),
         cmocka_unit_test(without_descriptors_there_is_no_guard_and_no_server),
         cmocka_unit_test(large_messages_do_not_end_a_connection),
+        cmocka_unit_test(many_calls_and_large_answers_do_not_end_a_connection),
         cmocka_unit_test(silent_connections_leave_half_of_the_descriptors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

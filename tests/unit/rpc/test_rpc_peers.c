@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include "base/mem.h"
 #include "lib/lib.h"
 #include "rpc/rpc_peers.h"
@@ -37,22 +38,24 @@ static struct rpc_peer_address address(uint16_t port)
     return a;
 }
 
+/* bytes: of its message */
 static struct rpc_peer *call(uint16_t port, size_t bytes)
 {
     struct rpc_peer_address a = address(port);
-    return rpc_peers_call(peers, &a, bytes, now_us);
+    return rpc_peers_call(peers, &a, &(struct rpc_peer_call){.message_bytes = bytes}, now_us);
 }
 
 static void saw(uint16_t port, uint64_t received, uint64_t acked)
 {
     struct rpc_peer_address a = address(port);
-    rpc_peers_saw(peers, &a, received, acked, now_us);
+    const struct rpc_peer_socket socket = {.received = received, .acked = acked};
+    rpc_peers_saw(peers, &a, &socket, now_us);
 }
 
 static enum rpc_peers_end take(uint16_t port)
 {
     struct rpc_peer_address a = address(port);
-    return rpc_peers_take(peers, &a);
+    return rpc_peers_take(peers, &a, 0);
 }
 
 /* A scan that sees one connection. Returns why it ends. */
@@ -160,15 +163,60 @@ static void bytes_that_nothing_explains_end_a_connection(void **state)
     assert_int_equal(scan(MAX_BYTES + 1, 0), RPC_PEERS_BYTES);
 }
 
-static void calls_messages_and_our_own_bytes_explain_bytes(void **state)
+static void calls_messages_and_answers_explain_bytes(void **state)
 {
     (void)state;
-    struct rpc_peer *p = call(1, 5000);
-    assert_int_equal(scan(MAX_BYTES + EACH + 5000, 0), RPC_PEERS_KEEP);
+    struct rpc_peer *p = call(1, 5120);
+    uint64_t explained = EACH + 5120 + 20;
+    assert_int_equal(scan(MAX_BYTES + explained, 0), RPC_PEERS_KEEP);
     rpc_peer_message(peers, p, 700);
-    uint64_t explained = EACH + 5000 + 700 + RPC_PEERS_MESSAGE_BYTES + 2 * 300;
-    assert_int_equal(scan(MAX_BYTES + explained, 300), RPC_PEERS_KEEP);
-    assert_int_equal(scan(MAX_BYTES + explained + 1, 300), RPC_PEERS_BYTES);
+    rpc_peer_sent(peers, p);
+    explained += 700 + 2 + RPC_PEERS_MESSAGE_BYTES + RPC_PEERS_SENT_BYTES + 10;
+    assert_int_equal(scan(MAX_BYTES + explained, 640), RPC_PEERS_KEEP);
+    now_us += S / 2;
+    explained += RPC_PEERS_IDLE_PER_S / 2;
+    assert_int_equal(scan(MAX_BYTES + explained, 640), RPC_PEERS_KEEP);
+    assert_int_equal(scan(MAX_BYTES + explained + 1, 640), RPC_PEERS_BYTES);
+    rpc_peer_done(peers, p, now_us);
+}
+
+/* Sees the connection for the first time, after a call with these headers and no message. */
+static enum rpc_peers_end scan_with_headers(size_t header_bytes, uint64_t received)
+{
+    struct rpc_peer_address a = address(1);
+    struct rpc_peer_call c = {.header_bytes = header_bytes};
+    struct rpc_peer *p = rpc_peers_call(peers, &a, &c, now_us);
+    enum rpc_peers_end end = scan(received, 0);
+    rpc_peer_done(peers, p, now_us);
+    return end;
+}
+
+static void headers_explain_no_more_bytes_than_usual_ones_have(void **state)
+{
+    (void)state;
+    assert_int_equal(scan_with_headers(100, MAX_BYTES + EACH + 100), RPC_PEERS_KEEP);
+    uint64_t at_most = MAX_BYTES + 2 * EACH + 100 + RPC_PEERS_HEADER_BYTES;
+    assert_int_equal(scan_with_headers(100000, at_most), RPC_PEERS_KEEP);
+    assert_int_equal(scan_with_headers(0, at_most + EACH + 1), RPC_PEERS_BYTES);
+}
+
+static void calls_and_answers_explain_a_limited_number_of_bytes_per_second(void **state)
+{
+    enum { N = RPC_PEERS_CREDIT_PER_S / EACH, EXPLAINED = RPC_PEERS_CREDIT_PER_S };
+    (void)state;
+    struct rpc_peer *p = call(1, 3000000); // this is exact
+    for (unsigned i = 0; i < 3 * N; i++) {
+        rpc_peer_message(peers, p, 0);
+        rpc_peer_sent(peers, p);
+    }
+    uint64_t received = 3000000 + EXPLAINED + MAX_BYTES, acked = (uint64_t)1 << 40;
+    assert_int_equal(scan(received, acked), RPC_PEERS_KEEP);
+    now_us += S / 2;
+    for (unsigned i = 0; i < 3 * N; i++)
+        rpc_peer_sent(peers, p);
+    received += EXPLAINED / 2;
+    assert_int_equal(scan(received, 2 * acked), RPC_PEERS_KEEP);
+    assert_int_equal(scan(received + 1, 3 * acked), RPC_PEERS_BYTES);
     rpc_peer_done(peers, p, now_us);
 }
 
@@ -191,6 +239,26 @@ static void what_arrives_during_a_scan_counts_in_the_next_one(void **state)
     assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 0);
     assert_int_equal(scan(600000 + MAX_BYTES, 0), RPC_PEERS_KEEP);
     rpc_peer_done(peers, p, now_us);
+}
+
+static void a_connection_whose_first_call_comes_during_a_scan_keeps_its_account(void **state)
+{
+    (void)state;
+    rpc_peers_scan_begin(peers);
+    struct rpc_peer *p = call(1, 600000);
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 0);
+    assert_int_equal(scan(600000 + MAX_BYTES, 0), RPC_PEERS_KEEP);
+    rpc_peer_done(peers, p, now_us);
+}
+
+/* The calls of the first one explain no bytes of the second one. */
+static void a_connection_that_no_scan_has_seen_leaves_no_account(void **state)
+{
+    (void)state;
+    rpc_peer_done(peers, call(1, 600000), now_us);
+    rpc_peers_scan_begin(peers);
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 0);
+    assert_int_equal(scan(MAX_BYTES + 1, 0), RPC_PEERS_BYTES);
 }
 
 static void of_all_connections_that_with_most_bytes_ends(void **state)
@@ -235,8 +303,8 @@ static void a_stall_ends_one_connection_at_a_time(void **state)
     for (uint16_t want = 2; want >= 1; want--, now_us += RPC_PEERS_STALL_US) {
         for (int i = 0; i < 2; i++) {
             rpc_peers_scan_begin(peers);
-            saw(1, RPC_PEERS_STALL_BYTES, 0);
-            saw(2, RPC_PEERS_STALL_BYTES + 1, 0);
+            saw(1, 2 * RPC_PEERS_STALL_BYTES, 0);
+            saw(2, 2 * RPC_PEERS_STALL_BYTES + 1, 0);
             assert_int_equal(rpc_peers_scan_end(peers, stalled_us, now_us), i == 0);
             assert_int_equal(take(want), i == 0 ? RPC_PEERS_STALL : RPC_PEERS_KEEP);
         }
@@ -259,26 +327,87 @@ static void of_too_many_connections_those_without_calls_end(void **state)
     rpc_peer_done(peers, running, now_us);
 }
 
-static void connections_with_running_calls_stay(void **state)
+static void connections_with_running_calls_end_last(void **state)
 {
     (void)state;
-    struct rpc_peer *p[MAX_CONNECTIONS + 1];
+    struct rpc_peer *p[MAX_CONNECTIONS];
+    for (uint16_t i = 0; i < MAX_CONNECTIONS; i++, now_us += S)
+        p[i] = call(i, 0);
+    rpc_peer_done(peers, call(9, 0), now_us);
     rpc_peers_scan_begin(peers);
-    for (uint16_t i = 0; i <= MAX_CONNECTIONS; i++) {
+    for (uint16_t i = 0; i < 10; i++)
+        saw(i, 0, 0);
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 10 - MAX_CONNECTIONS);
+    for (uint16_t i = 0; i < MAX_CONNECTIONS; i++) {
+        assert_int_equal(take(i), RPC_PEERS_KEEP);
+        rpc_peer_done(peers, p[i], now_us);
+    }
+}
+
+static struct rpc_peer_address address_of(const char *text)
+{
+    struct rpc_peer_address a;
+    assert_true(rpc_peer_address_read(text, &a));
+    return a;
+}
+
+/* One address has running calls on all connections; another one opens its first. */
+static void of_too_many_connections_those_of_the_address_with_most_end(void **state)
+{
+    (void)state;
+    struct rpc_peer_address other = address_of("ipv4:192.0.2.2:1");
+    struct rpc_peer *p[MAX_CONNECTIONS];
+    rpc_peers_scan_begin(peers);
+    for (uint16_t i = 0; i < MAX_CONNECTIONS; i++, now_us += S) {
         p[i] = call(i, 0);
         saw(i, 0, 0);
     }
-    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 0);
-    rpc_peer_done(peers, p[2], now_us); // it is idle now
-    rpc_peers_scan_begin(peers);
-    for (uint16_t i = 0; i <= MAX_CONNECTIONS; i++)
-        saw(i, 0, 0);
+    rpc_peers_saw(peers, &other, &(struct rpc_peer_socket){0}, now_us);
     assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 1);
-    assert_int_equal(take(2), RPC_PEERS_CROWD);
-    for (uint16_t i = 0; i <= MAX_CONNECTIONS; i++) {
-        if (i != 2)
-            rpc_peer_done(peers, p[i], now_us);
+    assert_int_equal(rpc_peers_take(peers, &other, 0), RPC_PEERS_KEEP);
+    assert_int_equal(take(0), RPC_PEERS_CROWD);
+    for (uint16_t i = 0; i < MAX_CONNECTIONS; i++)
+        rpc_peer_done(peers, p[i], now_us);
+}
+
+/* Addresses that an attacker chooses: in each pair of bytes, 31 times the first and the second give
+ * the same sum. */
+static struct rpc_peer_address chosen_address(unsigned i)
+{
+    struct rpc_peer_address a = {.port = 1};
+    for (unsigned k = 4; k < sizeof(a.ip); k += 2, i /= 8) {
+        a.ip[k] = i % 8;
+        a.ip[k + 1] = (uint8_t)(248 - 31 * (i % 8));
     }
+    return a;
+}
+
+static void a_scan_of_many_connections_takes_little_time(void **state)
+{
+    enum { N = 20000 };
+    (void)state;
+    clock_t begin = clock(); // of the CPU
+    rpc_peers_scan_begin(peers);
+    for (unsigned i = 0; i < N; i++) {
+        struct rpc_peer_address a = chosen_address(i);
+        rpc_peers_saw(peers, &a, &(struct rpc_peer_socket){.received = 100}, now_us);
+    }
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), N - MAX_CONNECTIONS);
+    assert_true(clock() - begin < CLOCKS_PER_SEC / 2);
+}
+
+static void many_connections_with_many_bytes_end_in_little_time(void **state)
+{
+    enum { N = 20000 };
+    (void)state;
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(N, MAX_BYTES);
+    clock_t begin = clock(); // of the CPU
+    rpc_peers_scan_begin(peers);
+    for (uint16_t i = 0; i < N; i++)
+        saw(i, 100, 0);
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), N - MAX_BYTES / 100);
+    assert_true(clock() - begin < CLOCKS_PER_SEC / 2);
 }
 
 /* An ended connection that later scans do not see. */
@@ -316,6 +445,82 @@ static void a_new_connection_with_the_address_of_an_ended_one_is_served(void **s
     rpc_peer_done(peers, p, now_us);
 }
 
+/* The connection of a service, and one of a client. Returns which ends: 1, 2 or none. */
+static uint16_t end_of_two(uint64_t by_service, uint64_t by_client, int64_t stalled_us)
+{
+    struct rpc_peer_address a = address(1);
+    rpc_peer_done(
+        peers, rpc_peers_call(peers, &a, &(struct rpc_peer_call){.trusted = true}, now_us), now_us);
+    rpc_peers_scan_begin(peers);
+    saw(1, EACH + by_service, 0);
+    saw(2, by_client, 0);
+    rpc_peers_scan_end(peers, stalled_us, now_us);
+    enum rpc_peers_end service = take(1), client = take(2);
+    assert_true(!service || !client);
+    return service ? 1 : client ? 2 : 0;
+}
+
+static void a_service_is_ended_only_if_no_client_has_many_bytes(void **state)
+{
+    enum { MANY = RPC_PEERS_STALL_BYTES };
+    (void)state;
+    int64_t early_us = now_us - RPC_PEERS_STALL_US;
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY);
+    assert_int_equal(end_of_two(8 * MANY, MANY, now_us), 0);
+    assert_int_equal(end_of_two(8 * MANY, 2 * MANY, now_us), 2);
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY);
+    assert_int_equal(end_of_two(9 * MANY, MANY - 1, now_us), 1);
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY);
+    assert_int_equal(end_of_two(4 * MANY, MANY, early_us), 2);
+    now_us += RPC_PEERS_STALL_US;
+    assert_int_equal(end_of_two(4 * MANY, MANY, early_us), 1);
+}
+
+/* A scan that sees the socket with this cookie at the address of port 1. */
+static unsigned scan_socket(uint64_t cookie, uint64_t received, uint64_t acked)
+{
+    struct rpc_peer_address a = address(1);
+    rpc_peers_scan_begin(peers);
+    rpc_peers_saw(peers, &a, &(struct rpc_peer_socket){cookie, received, acked}, now_us);
+    return rpc_peers_scan_end(peers, now_us, now_us);
+}
+
+static enum rpc_peers_end take_socket(uint64_t cookie)
+{
+    struct rpc_peer_address a = address(1);
+    return rpc_peers_take(peers, &a, cookie);
+}
+
+static void an_account_is_that_of_one_socket(void **state)
+{
+    (void)state;
+    struct rpc_peer *p = call(1, 0), *next;
+    assert_int_equal(scan_socket(1, 100, 0), 0);
+    assert_true(reset_until_end(p, 9000));
+    assert_int_equal(scan_socket(1, 100, 0), 1);
+    assert_int_equal(take_socket(2), RPC_PEERS_KEEP); // it has no account yet
+    assert_int_equal(take_socket(1), RPC_PEERS_RESETS);
+    assert_null(call(1, 0));
+    assert_int_equal(scan_socket(2, 200, 0), 0);
+    assert_non_null(next = call(1, 0));
+    rpc_peer_done(peers, next, now_us);
+    rpc_peer_done(peers, p, now_us);
+}
+
+static void counts_that_decrease_are_those_of_another_socket(void **state)
+{
+    (void)state;
+    assert_int_equal(scan_socket(0, MAX_BYTES, 1000), 0);
+    assert_int_equal(scan_socket(0, MAX_BYTES - 1, 1000), 0);
+    assert_int_equal(scan_socket(0, MAX_BYTES, 999), 0);
+    assert_int_equal(scan_socket(0, MAX_BYTES, 0), 0);
+    assert_int_equal(scan_socket(0, MAX_BYTES + 1, 0), 1);
+    assert_int_equal(take_socket(0), RPC_PEERS_BYTES);
+}
+
 /* A connection from the address of the others, which resets too many calls. */
 static void offend(uint16_t port)
 {
@@ -331,17 +536,17 @@ static void after_two_offences_new_connections_of_the_address_end(void **state)
     struct rpc_peer_address elsewhere;
     assert_true(rpc_peer_address_read("ipv4:192.0.2.2:1", &elsewhere));
     offend(2);
-    assert_false(rpc_peers_are_banned(peers, now_us));
+    assert_false(rpc_peers_any_banned(peers, now_us));
     now_us += RPC_PEERS_BAN_US - 1;
     offend(3);
-    assert_true(rpc_peers_are_banned(peers, now_us));
+    assert_true(rpc_peers_any_banned(peers, now_us));
     assert_null(call(4, 0));
     assert_int_equal(scan(0, 0), RPC_PEERS_KEEP); // the old one stays
-    assert_non_null(other = rpc_peers_call(peers, &elsewhere, 0, now_us));
+    assert_non_null(other = rpc_peers_call(peers, &elsewhere, &(struct rpc_peer_call){0}, now_us));
     rpc_peer_done(peers, other, now_us);
     rpc_peer_done(peers, old, now_us);
     now_us += RPC_PEERS_BAN_US;
-    assert_false(rpc_peers_are_banned(peers, now_us));
+    assert_false(rpc_peers_any_banned(peers, now_us));
     assert_non_null(other = call(5, 0));
     rpc_peer_done(peers, other, now_us);
 }
@@ -351,39 +556,74 @@ static struct rpc_peer *call_of(const char *text)
 {
     struct rpc_peer_address a;
     assert_true(rpc_peer_address_read(text, &a));
-    return rpc_peers_call(peers, &a, 0, now_us);
+    return rpc_peers_call(peers, &a, &(struct rpc_peer_call){0}, now_us);
+}
+
+static void offend_from(const char *text)
+{
+    struct rpc_peer *p = call_of(text);
+    assert_non_null(p);
+    assert_true(reset_until_end(p, 9000));
+    rpc_peer_done(peers, p, now_us);
+}
+
+static void must_serve(const char *text)
+{
+    struct rpc_peer *p = call_of(text);
+    assert_non_null(p);
+    rpc_peer_done(peers, p, now_us);
 }
 
 static void a_ban_covers_the_network_of_an_ipv6_client(void **state)
 {
-    static const char *const from[] = {"ipv6:%5B2001:db8::1%5D:1", "ipv6:%5B2001:db8::2%5D:1"};
     (void)state;
-    for (int i = 0; i < 2; i++) {
-        struct rpc_peer *p = call_of(from[i]);
-        assert_true(reset_until_end(p, 9000));
-        rpc_peer_done(peers, p, now_us);
-    }
+    offend_from("ipv6:%5B2001:db8::1%5D:1");
+    offend_from("ipv6:%5B2001:db8::2%5D:1");
     assert_null(call_of("ipv6:%5B2001:db8::3%5D:1"));
-    struct rpc_peer *other = call_of("ipv6:%5B2001:db8:0:1::3%5D:1");
-    assert_non_null(other);
-    rpc_peer_done(peers, other, now_us);
+    must_serve("ipv6:%5B2001:db8:0:1::3%5D:1");
 }
 
-/* The table has 1024 buckets, and these ports share one. */
+/* Their first 64 bits say nothing about the client. */
+static void a_ban_covers_one_address_of_a_shared_prefix(void **state)
+{
+    static const char *const banned[][2] = {
+        {"ipv6:%5B::1%5D:1", "ipv6:%5B::1%5D:2"},
+        {"ipv4:192.0.2.1:1", "ipv4:192.0.2.1:2"},
+        {"ipv6:%5Bfe80::1%5D:1", "ipv6:%5Bfe80::1%5D:2"},
+        {"ipv6:%5B64:ff9b::1.2.3.4%5D:1", "ipv6:%5B64:ff9b::1.2.3.4%5D:2"}};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(banned); i++) {
+        offend_from(banned[i][0]);
+        offend_from(banned[i][1]);
+    }
+    must_serve("ipv4:192.0.2.2:2");
+    must_serve("ipv6:%5B::2%5D:2");
+    must_serve("ipv6:%5Bfe80::2%5D:2");
+    must_serve("ipv6:%5B64:ff9b::1.2.3.5%5D:2");
+    offend_from("ipv6:%5B::3%5D:2");
+    offend_from("ipv6:%5B::4%5D:2"); // bans ::/64
+    must_serve("ipv4:192.0.2.2:3");
+}
+
+/* There are more of them than buckets. */
 static void addresses_of_one_bucket_have_separate_accounts(void **state)
 {
-    enum { PORT = 1, OTHER = PORT + 1024 };
+    enum { N = 20000, ENDED = 77 };
+    static struct rpc_peer *p[N];
     (void)state;
-    struct rpc_peer *p = call(PORT, 0), *other = call(OTHER, 0);
-    assert_ptr_not_equal(p, other);
-    rpc_peer_done(peers, other, now_us);
-    assert_true(reset_until_end(p, 9000));
-    assert_null(call(PORT, 0));
-    assert_ptr_equal(call(OTHER, 0), other);
-    assert_int_equal(take(PORT), RPC_PEERS_RESETS);
-    assert_int_equal(take(OTHER), RPC_PEERS_KEEP);
-    rpc_peer_done(peers, p, now_us);
-    rpc_peer_done(peers, other, now_us);
+    for (uint16_t i = 0; i < N; i++)
+        p[i] = call(i, 0);
+    assert_true(reset_until_end(p[ENDED], 9000));
+    for (uint16_t i = 0; i < N; i++) {
+        if (i == ENDED) {
+            assert_null(call(i, 0));
+        } else {
+            assert_ptr_equal(call(i, 0), p[i]);
+            rpc_peer_done(peers, p[i], now_us);
+        }
+        assert_int_equal(take(i), i == ENDED ? RPC_PEERS_RESETS : RPC_PEERS_KEEP);
+        rpc_peer_done(peers, p[i], now_us);
+    }
 }
 
 static void offences_that_lie_apart_ban_nobody(void **state)
@@ -392,7 +632,20 @@ static void offences_that_lie_apart_ban_nobody(void **state)
     offend(1);
     now_us += RPC_PEERS_BAN_US;
     offend(2);
-    assert_false(rpc_peers_are_banned(peers, now_us));
+    assert_false(rpc_peers_any_banned(peers, now_us));
+}
+
+static void offences_of_a_service_ban_nobody(void **state)
+{
+    (void)state;
+    struct rpc_peer_address a = address(1);
+    for (a.port = 1; a.port < 9; a.port++) {
+        struct rpc_peer *p =
+            rpc_peers_call(peers, &a, &(struct rpc_peer_call){.trusted = true}, now_us);
+        assert_true(reset_until_end(p, 9000));
+        rpc_peer_done(peers, p, now_us);
+    }
+    assert_false(rpc_peers_any_banned(peers, now_us));
 }
 
 static void a_banned_connection_ends_in_the_next_scan(void **state)
@@ -414,20 +667,32 @@ int main(void)
         TEST(time_forgives_resets),
         TEST(single_resets_are_forgiven_at_the_same_rate),
         TEST(bytes_that_nothing_explains_end_a_connection),
-        TEST(calls_messages_and_our_own_bytes_explain_bytes),
+        TEST(calls_messages_and_answers_explain_bytes),
+        TEST(headers_explain_no_more_bytes_than_usual_ones_have),
+        TEST(calls_and_answers_explain_a_limited_number_of_bytes_per_second),
         TEST(explanations_do_not_count_for_later_bytes),
         TEST(what_arrives_during_a_scan_counts_in_the_next_one),
+        TEST(a_connection_whose_first_call_comes_during_a_scan_keeps_its_account),
+        TEST(a_connection_that_no_scan_has_seen_leaves_no_account),
         TEST(of_all_connections_that_with_most_bytes_ends),
         TEST(a_stalled_thread_ends_the_connection_with_most_bytes),
         TEST(a_stall_ends_one_connection_at_a_time),
         TEST(of_too_many_connections_those_without_calls_end),
-        TEST(connections_with_running_calls_stay),
+        TEST(connections_with_running_calls_end_last),
+        TEST(of_too_many_connections_those_of_the_address_with_most_end),
+        TEST(a_scan_of_many_connections_takes_little_time),
+        TEST(many_connections_with_many_bytes_end_in_little_time),
         TEST(late_calls_of_an_ended_connection_are_void),
         TEST(a_new_connection_with_the_address_of_an_ended_one_is_served),
+        TEST(an_account_is_that_of_one_socket),
+        TEST(counts_that_decrease_are_those_of_another_socket),
         TEST(after_two_offences_new_connections_of_the_address_end),
         TEST(a_ban_covers_the_network_of_an_ipv6_client),
+        TEST(a_ban_covers_one_address_of_a_shared_prefix),
         TEST(addresses_of_one_bucket_have_separate_accounts),
         TEST(offences_that_lie_apart_ban_nobody),
+        TEST(a_service_is_ended_only_if_no_client_has_many_bytes),
+        TEST(offences_of_a_service_ban_nobody),
         TEST(a_banned_connection_ends_in_the_next_scan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

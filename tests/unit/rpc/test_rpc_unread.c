@@ -13,7 +13,7 @@ static void start_calls(struct http2_client *c, const char *path, unsigned n)
 {
     for (unsigned i = 0; i < n; i++)
         http2_client_call(c, path);
-    http2_client_await(c, c->n_headers + n);
+    assert_true(http2_client_await(c, c->n_headers + n));
 }
 
 static void unread_answers_of_one_connection_refuse_nothing_to_others(void **state)
