@@ -690,9 +690,37 @@ static void a_response_that_is_too_large_is_not_completed(void **state)
     }
 }
 
+static void items_of_a_response_have_the_fields_of_their_type(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = splitting_head(true);
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b = {0};
+    buf_init(&b, 1 << 20);
+    h.kind = OPENAI_RESPONSES;
+    h.echoed = strdup("\"a\":1");
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    say(&r, 0, "<think>why</think>so", &b);
+    finish(&r, 0, &b);
+    assert_int_equal(openai_reply_end(&r, &b), 0);
+    buf_add(&b, "", 1);
+    static const char *const status[] = {"in_progress", "completed"};
+    for (unsigned i = 0; i < 2; i++) {
+        char want[100];
+        snprintf(want, sizeof(want), "\"type\":\"reasoning\",\"status\":\"%s\",\"summary\":[]",
+                 status[i]);
+        assert_non_null(strstr(b.data, want));
+        snprintf(want, sizeof(want),
+                 "\"type\":\"message\",\"status\":\"%s\",\"role\":\"assistant\"", status[i]);
+        assert_non_null(strstr(b.data, want));
+    }
+    openai_reply_done(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(items_of_a_response_have_the_fields_of_their_type),
         cmocka_unit_test(a_streamed_chat_is_role_tokens_reason_done),
         cmocka_unit_test(a_streamed_completion_has_no_role),
         cmocka_unit_test(a_stream_shows_the_origin_of_tokens_on_request),
