@@ -1,0 +1,291 @@
+/* rpc_server_slots.c - new calls: whose they are, and whether there is a place for them.
+ *
+ * A slot is a pending request to gRPC core for the next call of one method on one queue. When a
+ * call arrives, the slot passes it to a new rpc_call and requests the next one. */
+#include <errno.h>
+#include <grpc/byte_buffer.h>
+#include <grpc/support/alloc.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "rpc/rpc_server_impl.h"
+
+struct slot {
+    struct rpc_tag tag;
+    struct rpc_server *s;
+    struct rpc_worker *w;
+    struct method *m;
+    enum door_kind door;
+    grpc_call *call;
+    grpc_call_details details; // of an unknown method
+    gpr_timespec deadline;
+    grpc_metadata_array headers;
+    grpc_byte_buffer *request;
+};
+
+/* ---- methods that refuse ---- */
+
+static void unknown_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    (void)req;
+    rpc_call_finish(c, RPC_UNIMPLEMENTED, "unknown method");
+}
+
+const struct rpc_method rpc_server_unknown = {.roles = RPC_ROLE_ANY, .on_start = unknown_start};
+
+static void refused_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    char theirs[RPC_ROLES_TEXT_MAX], needed[RPC_ROLES_TEXT_MAX];
+    (void)req;
+    fail(-EACCES,
+         "the role of this client is %s; %s is for the role %s; connect with a certificate of that "
+         "role (SAN tandem://ROLE, or tls_roles of this service), or over %s",
+         rpc_roles_text(c->roles, theirs), c->asked->path, rpc_roles_text(c->asked->roles, needed),
+         c->asked->roles == RPC_ROLE_OPERATOR ? "the socket of admin_listen"
+                                              : "a unix socket as the user of this service");
+    rpc_call_finish(c, RPC_PERMISSION_DENIED, fail_text());
+}
+
+static const struct rpc_method refused_method = {.on_start = refused_start};
+
+static void busy_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    (void)req;
+    rpc_call_finish(c, RPC_RESOURCE_EXHAUSTED, "the server has too many calls running");
+}
+
+static const struct rpc_method busy_method = {.on_start = busy_start};
+
+static void crowded_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    (void)req;
+    rpc_call_finish(c, RPC_RESOURCE_EXHAUSTED, "this connection has too many calls running");
+}
+
+static const struct rpc_method crowded_method = {.on_start = crowded_start};
+
+static void stopping_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    (void)req;
+    rpc_call_finish(c, RPC_UNAVAILABLE, "the server is stopping");
+}
+
+static const struct rpc_method stopping_method = {.on_start = stopping_start};
+
+/* ---- places ---- */
+
+/* Counts a refused call, and logs the first one of a method and a set of roles. With the server's
+ * lock. */
+static void report_refusal(const struct rpc_call *c, struct method *m)
+{
+    char theirs[RPC_ROLES_TEXT_MAX];
+    metrics_add(c->s->refused, 1);
+    if (m->reported & 1u << c->roles)
+        return;
+    m->reported |= 1u << c->roles;
+    char *from = grpc_call_get_peer(c->core);
+    log_warn("call refused method=%s role=%s from=%s (logged once per method and role)", m->m->path,
+             rpc_roles_text(c->roles, theirs), from);
+    gpr_free(from);
+}
+
+/* Whether the connection of c has no slot of the method left. With the server's lock. */
+static bool is_crowded(const struct method *m, const struct rpc_call *c)
+{
+    unsigned n = 0;
+    for (const struct rpc_call *k = m->calls; k && c->peer; k = k->next)
+        n += k->counter && strcmp(k->peer, c->peer) == 0;
+    return n >= RPC_DURING_DRAIN_CONNECTION_MAX;
+}
+
+/* The answer is finished, and its client has not read it. */
+static bool is_unread(struct rpc_call *c)
+{
+    pthread_mutex_lock(&c->mu);
+    bool unread = c->has_status && c->sending;
+    pthread_mutex_unlock(&c->mu);
+    return unread;
+}
+
+/* Takes the slot of the oldest unread answer, so that clients that do not read leave the others
+ * their slots. Returns its call, with a reference; NULL: there is none. With the server's lock. */
+static struct rpc_call *take_unread(struct method *m)
+{
+    struct rpc_call *oldest = NULL;
+    for (struct rpc_call *k = m->calls; k && m->m->during_drain; k = k->next)
+        oldest = k->counter && is_unread(k) ? k : oldest;
+    if (!oldest || !rpc_server_try_ref(oldest))
+        return NULL;
+    oldest->counter = NULL;
+    m->n_calls--;
+    return oldest;
+}
+
+/* Takes a slot for a new call, or makes it a refusal. *ret_unread: the call that must end for it,
+ * with a reference. With the server's lock. */
+static void take_slot(struct rpc_server *s, struct rpc_call *c, struct method *m,
+                      struct rpc_call **ret_unread)
+{
+    unsigned *n = m->max_calls ? &m->n_calls : &s->n_shared;
+    c->m = m->m;
+    if (!(m->m->roles & (c->roles | RPC_ROLE_ANY))) {
+        report_refusal(c, m);
+        c->m = &refused_method;
+    } else if (!m->m->during_drain && s->draining) {
+        c->m = &stopping_method;
+    } else if (is_crowded(m, c)) {
+        c->m = &crowded_method;
+    } else if (*n >= (m->max_calls ? m->max_calls : s->max_calls) &&
+               !(*ret_unread = take_unread(m))) {
+        c->m = &busy_method;
+    } else {
+        c->counter = n;
+        ++*n;
+        c->is_running = !m->m->during_drain;
+        s->n_running += c->is_running;
+    }
+}
+
+static void add_call(struct rpc_server *s, struct method *m, struct rpc_call *c)
+{
+    struct rpc_call *unread = NULL;
+    pthread_mutex_lock(&s->mu);
+    s->n_calls++;
+    take_slot(s, c, m, &unread);
+    c->next = m->calls;
+    c->prev = &m->calls;
+    if (c->next)
+        c->next->prev = &c->next;
+    m->calls = c;
+    pthread_mutex_unlock(&s->mu);
+    if (!unread)
+        return;
+    rpc_server_end_unread(unread);
+    rpc_call_unref(unread);
+}
+
+/* ---- slots ---- */
+
+static size_t header_bytes(const grpc_metadata_array *headers)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < headers->count; i++)
+        n += GRPC_SLICE_LENGTH(headers->metadata[i].key) +
+             GRPC_SLICE_LENGTH(headers->metadata[i].value);
+    return n;
+}
+
+static unsigned roles_of(const struct slot *sl)
+{
+    return sl->door == DOOR_TLS ? rpc_roles_of_peer(&sl->s->tls_roles, sl->call)
+                                : sl->s->doors[sl->door].roles;
+}
+
+/* Adds a new call to the account of its connection. False: that is being ended. */
+static bool open_account(const struct slot *sl, unsigned roles, struct rpc_peer **ret)
+{
+    const struct rpc_peer_call call = {
+        .header_bytes = header_bytes(&sl->headers),
+        .message_bytes = sl->request ? grpc_byte_buffer_length(sl->request) : 0,
+        .trusted = roles & (RPC_ROLE_GATEWAY | RPC_ROLE_VERIFIER | RPC_ROLE_OPERATOR)};
+    char *peer = grpc_call_get_peer(sl->call);
+    int r = rpc_guard_call(sl->s->guard, peer, &call, ret);
+    gpr_free(peer);
+    return r == 0;
+}
+
+static struct rpc_call *call_new(struct slot *sl, unsigned roles, struct rpc_peer *account)
+{
+    struct rpc_call *c = rpc_alloc(1, sizeof(*c));
+    struct rpc_server *s = sl->s;
+    *c = (struct rpc_call){.t_recv = {rpc_server_on_recv},
+                           .t_send = {rpc_server_on_send},
+                           .t_close = {rpc_server_on_close},
+                           .s = s,
+                           .w = sl->w,
+                           .service = sl->m->service,
+                           .asked = sl->m->m,
+                           .roles = roles,
+                           .core = sl->call,
+                           .account = account,
+                           .begun_us = clock_us()};
+    c->peer = sl->m->m->during_drain ? grpc_call_get_peer(sl->call) : NULL;
+    pthread_mutex_init(&c->mu, NULL);
+    atomic_init(&c->n_refs, 2); // slot_event()'s and rpc_server_on_close()'s
+    add_call(s, sl->m, c);
+    return c;
+}
+
+/* Requests the next call of the slot's method. */
+static void slot_request(struct slot *sl)
+{
+    grpc_completion_queue *cq = sl->w->cq;
+    grpc_call_error e;
+    sl->request = NULL;
+    grpc_metadata_array_init(&sl->headers);
+    grpc_call_details_init(&sl->details);
+    RPC_RELEASE(&sl->tag);
+    grpc_server *core = sl->s->doors[sl->door].core;
+    if (sl->m->handles[sl->door])
+        e = grpc_server_request_registered_call(
+            core, sl->m->handles[sl->door], &sl->call, &sl->deadline, &sl->headers,
+            sl->m->m->reads_stream ? NULL : &sl->request, cq, cq, &sl->tag);
+    else
+        e = grpc_server_request_call(core, &sl->call, &sl->details, &sl->headers, cq, cq, &sl->tag);
+    if (e != GRPC_CALL_OK)
+        abort();
+}
+
+/* gRPC core still has thousands of calls of a connection that is ended for its resets. */
+static void drop_call(struct slot *sl)
+{
+    grpc_call_unref(sl->call);
+    if (sl->request)
+        grpc_byte_buffer_destroy(sl->request);
+    grpc_metadata_array_destroy(&sl->headers);
+    grpc_call_details_destroy(&sl->details);
+    slot_request(sl);
+}
+
+static void slot_event(struct rpc_tag *t, bool ok)
+{
+    struct slot *sl = OWNER(t, struct slot, tag);
+    if (!ok) { // the server is stopping
+        grpc_metadata_array_destroy(&sl->headers);
+        grpc_call_details_destroy(&sl->details);
+        free(sl);
+        return;
+    }
+    unsigned roles = roles_of(sl);
+    struct rpc_peer *account;
+    if (!open_account(sl, roles, &account)) {
+        drop_call(sl);
+        return;
+    }
+    struct rpc_call *c = call_new(sl, roles, account);
+    struct rpc_msg *req = rpc_msg(sl->request);
+    grpc_metadata_array_destroy(&sl->headers);
+    grpc_call_details_destroy(&sl->details);
+    slot_request(sl);
+
+    grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER,
+                  .data.recv_close_on_server.cancelled = &c->was_cancelled};
+    rpc_batch(c->core, &op, 1, &c->t_close);
+    if (c->m->on_start)
+        c->m->on_start(c, req);
+    rpc_msg_free(req);
+    if (c->m->reads_stream)
+        rpc_server_read_next(c);
+    rpc_call_unref(c);
+}
+
+void rpc_server_request_calls(struct rpc_server *s, struct rpc_worker *w, enum door_kind door)
+{
+    for (unsigned k = 0; k < s->n_methods; k++) {
+        struct slot *sl = rpc_alloc(1, sizeof(*sl));
+        *sl = (struct slot){.tag = {slot_event}, .s = s, .w = w, .m = &s->methods[k], .door = door};
+        slot_request(sl);
+    }
+}
