@@ -189,6 +189,65 @@ static bool preempt_dormant(struct engine *e)
     return false;
 }
 
+/* ---- seats for flows that have few ---- */
+
+static uint32_t free_seats(const struct engine *e)
+{
+    return (uint32_t)e->options->max_sequences - e->running.n;
+}
+
+static uint32_t n_running_of(const struct engine *e, uint32_t flow)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < e->running.n; i++)
+        n += e->running.v[i]->req->place.flow == flow;
+    return n;
+}
+
+/* The newest running sequence of the flow with the most, which has *ret_most. NULL: none runs. */
+static struct seq *newest_of_most(const struct engine *e, uint32_t *ret_most)
+{
+    struct seq *newest = NULL;
+    *ret_most = 0;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *s = e->running.v[i];
+        uint32_t n = s->state == SEQ_RUNNING ? n_running_of(e, s->req->place.flow) : 0;
+        if (n > *ret_most || (newest && n == *ret_most && s->order > newest->order))
+            newest = s;
+        *ret_most = n > *ret_most ? n : *ret_most;
+    }
+    return newest;
+}
+
+/* Frees seats for s. False: then the flow with the most would have fewer than that of s. */
+static bool make_seats(struct engine *e, const struct seq *s)
+{
+    uint32_t own = n_running_of(e, s->req->place.flow), seats = n_seats(s), most;
+    struct seq *newest = newest_of_most(e, &most);
+    if (own + seats + (seats - free_seats(e)) > most)
+        return false;
+    while (seats > free_seats(e) && newest && most > own + seats) {
+        engine_preempt(e, newest);
+        newest = newest_of_most(e, &most);
+    }
+    return seats <= free_seats(e);
+}
+
+/* A flow that has all seats shares them: admits the first new request whose flow has fewer, in the
+ * place of the newest sequences of the flow with the most. False: there is no such request. */
+static bool admit_in_place(struct engine *e, int64_t now_us)
+{
+    for (uint32_t i = 0; i < e->waiting.n; i++) {
+        struct seq *s = e->waiting.v[e->turns[i].index];
+        if (s->started || e->waits[i].skip || n_seats(s) <= free_seats(e) ||
+            blocks_needed(e, s) > blocks_available(e) || !make_seats(e, s))
+            continue;
+        admit_seq(e, s, now_us);
+        return true;
+    }
+    return false;
+}
+
 static bool has_same_tenant(const struct request *a, const struct request *b)
 {
     return a->tenant_len == b->tenant_len && memcmp(a->tenant, b->tenant, a->tenant_len) == 0;
@@ -254,7 +313,7 @@ static bool waits_for_replay(struct engine *e, const struct seq *s)
 
 static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any)
 {
-    uint32_t n = 0, seats = (uint32_t)e->options->max_sequences - e->running.n;
+    uint32_t n = 0, seats = free_seats(e);
     bool full = false; // a new request that must wait blocks the later ones
     e->restore_until_us = INT64_MAX;
     sort_turns(e);
@@ -286,7 +345,7 @@ void admit_waiting(struct engine *e)
         struct seq *s = next_to_admit(e, now_us, &any);
         if (s)
             admit_seq(e, s, now_us);
-        else if (!any || !preempt_dormant(e))
+        else if (!any || !(preempt_dormant(e) || admit_in_place(e, now_us)))
             return;
     }
 }

@@ -148,7 +148,7 @@ void engine_view_update(struct engine *e);
 /* ---- admit.c ---- */
 
 /* Admits waiting sequences while there are seats and blocks; dormant sequences are preempted for
- * them. */
+ * them. So are sequences of a flow that has more seats than that of a waiting request. */
 void admit_waiting(struct engine *e);
 
 /* ---- round.c ---- */

@@ -942,6 +942,41 @@ static void texts_of_different_flows_take_turns(void **state)
     end_long(&first);
 }
 
+/* The newest answer of the first flow waits meanwhile, and loses no bit. */
+static void a_flow_with_all_seats_delays_no_other(void **state)
+{
+    (void)state;
+    enum { N = 4, LONG_ANSWER = 1000 };
+    struct generation g[N], other;
+    struct answer *a[N];
+    request r = prompt_of("Once", 4);
+    Tandem__V1__Sampling sampling = TANDEM__V1__SAMPLING__INIT;
+    sampling.has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
+    r.sampling = &sampling;
+    r.max_tokens = LONG_ANSWER;
+    r.flow = rpc_text("A");
+    for (unsigned i = 0; i < N; i++) {
+        a[i] = start(&g[i], &r);
+        generation_wait_tokens(&g[i], 1);
+    }
+    r.max_tokens = 3;
+    r.flow = rpc_text("B");
+    AUTO(mem_free) struct answer *b = start(&other, &r);
+    end(&other, RPC_OK, "");
+    assert_int_equal(b->n, 3);
+    for (unsigned i = 0; i < N; i++)
+        assert_false(g[i].ended);
+    for (unsigned i = 0; i < N; i++) {
+        end(&g[i], RPC_OK, "");
+        assert_int_equal(a[i]->n, LONG_ANSWER);
+        assert_memory_equal(a[i]->ids, a[0]->ids, LONG_ANSWER * sizeof(a[0]->ids[0]));
+        assert_memory_equal(a[i]->logprobs, a[0]->logprobs,
+                            LONG_ANSWER * sizeof(a[0]->logprobs[0]));
+    }
+    for (unsigned i = 0; i < N; i++)
+        free(a[i]);
+}
+
 static void a_request_cancelled_while_tokenizing_ends(void **state)
 {
     (void)state;
@@ -1092,6 +1127,7 @@ int main(void)
         READY(short_texts_pass_long_ones_for_a_limited_time),
         READY(texts_of_different_flows_take_turns),
         READY(a_request_cancelled_while_tokenizing_ends),
+        READY(a_flow_with_all_seats_delays_no_other),
         READY(a_client_that_reads_in_time_gets_its_whole_answer),
         READY(a_draft_without_memory_ends_its_stream),
         READY(a_request_for_an_engine_that_has_stopped_gets_the_reason),

@@ -178,6 +178,78 @@ static void a_resumed_answer_starts_before_new_requests(void **state)
     assert_int_equal(older->state, SEQ_WAITING);
 }
 
+/* A request of a flow comes, for n_choices answers to 10 tokens. */
+static struct seq *come_of(struct engine *e, char flow, unsigned topic, uint32_t n_choices)
+{
+    struct topic w;
+    topic_init(&w, topic, 10);
+    w.msg.n = n_choices;
+    struct seq *s = topic_request(&w, tok, 2000)->seqs[0];
+    s->id = s->order = ++e->next_order;
+    s->req->flow[0] = (uint8_t)flow;
+    s->req->flow_len = 1;
+    uint32_t n_displaced;
+    assert_int_equal(flows_enter(e->flows, &s->req->place, s->req->flow, 1, &n_displaced), 0);
+    seq_list_add(&e->waiting, s);
+    return s;
+}
+
+/* Up to half of the seats, one for each request; the newest sequences of the other flow wait. */
+static void a_flow_with_all_seats_shares_them(void **state)
+{
+    struct engine *e = *state;
+    enum { SEATS = 16 };
+    struct seq *a[SEATS + 1], *b[SEATS / 2 + 1];
+    for (unsigned i = 0; i <= SEATS; i++)
+        a[i] = come_of(e, 'a', 1 + i, 1);
+    admit_waiting(e);
+    assert_int_equal(e->running.n, SEATS);
+    assert_int_equal(a[SEATS]->state, SEQ_WAITING); // its own flow gives no seats
+    for (unsigned i = 0; i <= SEATS / 2; i++) {
+        b[i] = come_of(e, 'b', 100 + i, 1);
+        admit_waiting(e);
+        bool shares = i < SEATS / 2;
+        assert_int_equal(b[i]->state, shares ? SEQ_RUNNING : SEQ_WAITING);
+        assert_int_equal(e->running.n, SEATS);
+        for (unsigned k = 0; k < SEATS; k++)
+            assert_int_equal(a[k]->state, k + i + shares < SEATS ? SEQ_RUNNING : SEQ_WAITING);
+    }
+}
+
+static void a_request_with_choices_takes_no_more_than_half(void **state)
+{
+    struct engine *e = *state;
+    for (unsigned i = 0; i < 16; i++)
+        come_of(e, 'a', 1 + i, 1);
+    admit_waiting(e);
+    come_of(e, 'b', 100, 1);
+    struct seq *more = come_of(e, 'b', 101, 8), *fits = come_of(e, 'c', 102, 7);
+    admit_waiting(e);
+    assert_int_equal(more->state, SEQ_WAITING);
+    assert_int_equal(fits->state, SEQ_RUNNING);
+    assert_int_equal(e->running.n, 16);
+}
+
+/* Without blocks for the request, a seat would be of no use. */
+static void no_seat_is_taken_for_a_request_without_blocks(void **state)
+{
+    struct engine *e = *state;
+    for (unsigned i = 0; i < 16; i++)
+        come_of(e, 'a', 1 + i, 1);
+    admit_waiting(e);
+    struct kv_seq held;
+    assert_int_equal(kv_seq_init(&held, 40 * KV_BLOCK), 0);
+    assert_int_equal(kv_grow(e->loaded->run.kv, &held, 40 * KV_BLOCK), 0);
+    struct seq *b = come_of(e, 'b', 100, 1);
+    admit_waiting(e);
+    assert_int_equal(b->state, SEQ_WAITING);
+    assert_int_equal(e->running.v[15]->req->flow[0], 'a');
+    kv_release(e->loaded->run.kv, &held);
+    admit_waiting(e);
+    assert_int_equal(b->state, SEQ_RUNNING);
+    kv_seq_done(e->loaded->run.kv, &held);
+}
+
 /* A request comes whose answer has n tokens already. */
 static struct seq *come_continued(struct engine *e, unsigned topic, uint32_t n)
 {
@@ -434,6 +506,9 @@ int main(void)
 #define LARGE(f) cmocka_unit_test_setup_teardown(f, set_up_large, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(at_most_eight_requests_pass_the_head),
+        TEST(no_seat_is_taken_for_a_request_without_blocks),
+        TEST(a_request_with_choices_takes_no_more_than_half),
+        TEST(a_flow_with_all_seats_shares_them),
         TEST(a_running_sequence_is_left_one_block),
         TEST(a_request_that_waits_for_a_prefix_is_passed_by_all),
         TEST(a_prefix_of_another_tenant_is_not_waited_for),
