@@ -233,7 +233,7 @@ static bool make_seats(struct engine *e, const struct seq *s)
     return seats <= free_seats(e);
 }
 
-/* A flow that has all seats shares them: admits the first new request whose flow has fewer, in the
+/* A flow that has all seats shares them. Admits the first new request whose flow has fewer, in the
  * place of the newest sequences of the flow with the most. False: there is no such request. */
 static bool admit_in_place(struct engine *e, int64_t now_us)
 {
