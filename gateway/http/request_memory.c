@@ -18,7 +18,7 @@ struct request_memory_client {
 };
 
 struct request_memory {
-    size_t limit;
+    size_t limit, last; // last: bytes that only clients with little may take
     uint64_t secret;    // clients must not choose names that meet in one slot
     pthread_mutex_t mu; // guards the fields below and all clients
     struct request_memory_client *slots[SLOTS];
@@ -31,6 +31,7 @@ int request_memory_new(size_t limit, struct request_memory **ret)
     if (!m)
         return fail(-ENOMEM, "http: no memory");
     m->limit = limit;
+    m->last = limit / 8 < REQUEST_MEMORY_LAST_MAX ? limit / 8 : REQUEST_MEMORY_LAST_MAX;
     m->secret = rng_secret();
     pthread_mutex_init(&m->mu, NULL);
     *ret = m;
@@ -126,7 +127,10 @@ static int refuse(const struct request_memory *m, const struct request_memory_cl
 static bool in_share(const struct request_memory *m, const struct request_memory_client *c,
                      size_t more)
 {
-    return more <= free_bytes(m) && c->held + more <= free_bytes(m) - more;
+    if (more > free_bytes(m))
+        return false;
+    size_t held = c->held + more, left = free_bytes(m) - more;
+    return held <= left && (left >= m->last || held <= REQUEST_MEMORY_LITTLE);
 }
 
 /* With the lock. */

@@ -2,9 +2,10 @@
  *
  * A client may hold as much as it leaves free for the others. So one client alone gets at most half
  * of the limit, and a client that comes later half of what is free. As requests end, shares become
- * equal. Only the token ids that running answers add may exceed a share. (The dynamic threshold of
- * shared switch buffers with a factor of 1: Choudhury, Hahne 1998, IEEE/ACM Transactions on
- * Networking 6(2).)
+ * equal. The last part is only for clients that hold little. Otherwise 20 clients, each with half
+ * of the rest, would leave nothing. Only the token ids that running answers add may exceed a share.
+ * (The dynamic threshold of shared switch buffers with a factor of 1: Choudhury, Hahne 1998,
+ * IEEE/ACM Transactions on Networking 6(2).)
  *
  * Threads: any. */
 #pragma once
@@ -13,6 +14,12 @@
 #include "base/mem.h"
 
 #define REQUEST_MEMORY_NAME_MAX 80 // of a client, with its NUL; longer names are cut
+
+/* The last part: an eighth of the limit, and at most this much. */
+#define REQUEST_MEMORY_LAST_MAX ((size_t)16 << 20)
+/* A client that holds at most this much may take from the last part. It suffices for a short chat:
+ * up to 64 KiB are its token ids (serve/completion.c). */
+#define REQUEST_MEMORY_LITTLE ((size_t)128 << 10)
 
 struct request_memory;
 struct request_memory_client;
@@ -32,7 +39,7 @@ void request_memory_leave(struct request_memory *m, struct request_memory_client
  * After an error nothing has changed. Each has a sentence:
  * -EMSGSIZE: the request alone needs more than half of the limit.
  * -EDQUOT: other requests of this client hold its share.
- * -EAGAIN: other clients hold the memory. */
+ * -EAGAIN: other clients hold the memory, or all but the last part. */
 int request_memory_set(struct request_memory *m, struct request_memory_client *c, size_t bytes,
                        size_t *counted);
 /* The same for a request that also counts `*beside` bytes, which may change meanwhile. */

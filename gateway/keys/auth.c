@@ -431,25 +431,23 @@ static char *hash_of(const char *kind, const char *name, const char *salt)
 {
     unsigned char digest[KEY_FILE_DIGEST];
     char text[KEY_FILE_MAX_NAME + OPENAI_MAX_SALT + 16];
-    int len = snprintf(text, sizeof(text), "%s %s %s", kind, name, salt ? salt : "");
+    snprintf(text, sizeof(text), "%s %s %s", kind, name, salt ? salt : "");
     char *hash = malloc(2 * KEY_FILE_DIGEST + 1);
     if (!hash)
         return NULL;
-    key_file_digest(text, (size_t)len, digest);
+    key_file_digest(text, strlen(text), digest);
     for (size_t i = 0; i < KEY_FILE_DIGEST; i++)
         snprintf(hash + 2 * i, 3, "%02x", digest[i]);
     return hash;
 }
 
-/* The flow is the key's alone, so a client cannot have several. */
-int auth_bind_flow(const struct auth_guest *u, struct openai_request *q,
+/* The flow is the key's or the address's alone, so a client cannot have several. */
+int auth_bind_flow(const struct auth_guest *u, const char *address, struct openai_request *q,
                    struct openai_fault *ret_fault)
 {
     char name[KEY_FILE_MAX_NAME + 1];
-    if (!u)
-        return 0;
     auth_name(u, name);
-    q->flow = hash_of("flow", name, NULL);
+    q->flow = u ? hash_of("flow", name, NULL) : hash_of("address", address, NULL);
     return q->flow ? 0 : no_memory(ret_fault);
 }
 
@@ -462,7 +460,7 @@ static int make_tenant(const struct auth_guest *u, struct openai_request *q,
     char *tenant = hash_of("tenant", name, q->cache_salt);
     free(q->cache_salt);
     q->cache_salt = tenant;
-    return tenant ? auth_bind_flow(u, q, ret_fault) : no_memory(ret_fault);
+    return tenant ? 0 : no_memory(ret_fault);
 }
 
 /* With the lock. */

@@ -63,9 +63,10 @@ bool auth_allows_model(const struct auth_guest *u, const void *model, size_t len
  * -ENOENT (404): the key may not use the model; -ENOMEM. With *ret_fault filled. */
 int auth_bind_model(const struct auth_guest *u, struct openai_request *q,
                     struct openai_fault *ret_fault);
-/* Names the key's flow, so that its calls take turns with those of others. auth_bind() includes it.
- * u NULL: no effect. -ENOMEM, with *ret_fault filled. */
-int auth_bind_flow(const struct auth_guest *u, struct openai_request *q,
+/* Names the flow of the key, or without one of the client's address, so that its calls take turns
+ * with those of others. address: any text of the client (http_payer()). -ENOMEM, with *ret_fault
+ * filled. */
+int auth_bind_flow(const struct auth_guest *u, const char *address, struct openai_request *q,
                    struct openai_fault *ret_fault);
 /* Applies the limits of the key to a request for tokens, only once. Includes auth_bind_model(). All
  * its choices count from now on, max_tokens is bounded, and cache_salt becomes the tenant's. The

@@ -251,7 +251,8 @@ void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *
         json_write_text(&c->stop, stop.data, stop.len);
     else
         buf_puts(&c->stop, "null");
-    r->writer->finished(r, choice, to);
+    if (!c->stop.error) // else the JSON is cut off: the choice is lost, see choice_changed()
+        r->writer->finished(r, choice, to);
     c->n_calls += r->out.calls.n;
     choice_changed(r, c, to);
 }

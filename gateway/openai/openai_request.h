@@ -55,7 +55,7 @@ struct openai_request {
     char *prediction;                // NULL: none
     char *user;                      // NULL: none
     char *cache_salt;                // NULL: none
-    char *flow;     // of the API key: whose requests take turns with it; NULL: none
+    char *flow;     // of the API key or address, whose requests take turns; NULL: none
     char *proposer; // speculative.proposer, NULL: the server's choice
     char *rule;     // speculative.rule, NULL: the server's choice
     bool dense_q;   // speculative.dense_q

@@ -244,6 +244,8 @@ static void read_body(struct completion *x)
         if (rc == -EAGAIN)
             rate_headers_retry(x->http, levels.retry_s);
     }
+    if (rc == 0)
+        rc = auth_bind_flow(http_attached(x->http), http_payer(x->http), &x->q, &fault);
     if (rc < 0) {
         refuse_request(x->http, &x->log, &fault);
         completion_unref(x);

@@ -289,22 +289,38 @@ static void write_statistics(const Tandem__V1__StatsReply *s, const struct own_i
     write_proposers(s, to);
 }
 
-static void write_verifier(const struct verifier_stats *p, const struct own_ids *own,
-                           struct buf *to)
+/* named: the key may use the model, so it may see its name. */
+static void write_problem(const struct verifier_stats *p, bool named, struct buf *to)
 {
+    buf_puts(to, ",\"problem\":");
+    if (named || p->state != UPSTREAM_REFUSED) // a refusal has names of models
+        json_write_cstr(to, p->problem);
+    else
+        buf_puts(to, "null");
+}
+
+static void write_model(const struct verifier_stats *p, bool named, struct buf *to)
+{
+    buf_puts(to, ",\"model\":");
+    if (named)
+        json_write_text(to, p->model->info->name.data, p->model->info->name.len);
+    else
+        buf_puts(to, "null");
+    write_real(to, "progress", p->state == UPSTREAM_READY ? 1 : (double)p->model->info->progress);
+}
+
+static void write_verifier(const struct verifier_stats *p, const struct auth_guest *guest,
+                           const struct own_ids *own, struct buf *to)
+{
+    ProtobufCBinaryData name = p->model ? p->model->info->name : (ProtobufCBinaryData){0};
+    bool named = auth_allows_model(guest, name.data, name.len);
     buf_puts(to, "{\"target\":");
     json_write_cstr(to, upstream_target(p->v));
     buf_printf(to, ",\"state\":\"%s\"", upstream_state_name(p->state));
-    if (p->state == UPSTREAM_DOWN || p->state == UPSTREAM_REFUSED) {
-        buf_puts(to, ",\"problem\":");
-        json_write_cstr(to, p->problem);
-    }
-    if (p->model) {
-        buf_puts(to, ",\"model\":");
-        json_write_text(to, p->model->info->name.data, p->model->info->name.len);
-        write_real(to, "progress",
-                   p->state == UPSTREAM_READY ? 1 : (double)p->model->info->progress);
-    }
+    if (p->state == UPSTREAM_DOWN || p->state == UPSTREAM_REFUSED)
+        write_problem(p, named, to);
+    if (p->model)
+        write_model(p, named, to);
     if (p->stats)
         write_statistics(p->stats, own, to);
     buf_puts(to, "}");
@@ -370,7 +386,7 @@ static void answer_health(struct query *a)
                http_n_active(http_server_of(a->http)));
     for (unsigned i = 0; i < a->n; i++) {
         buf_puts(&body, i ? "," : "");
-        write_verifier(&a->replies[i], &own, &body);
+        write_verifier(&a->replies[i], http_attached(a->http), &own, &body);
     }
     buf_puts(&body, "],\"spec_decode\":");
     write_speculation(a, &body);

@@ -3,11 +3,14 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 #include "base/metrics.h"
+#include "base/rng.h"
 #include "gateway/serve/prom_merge.h"
 
 struct prom_merge_family {
     char *name;
+    size_t name_len;
     char *help, *type; // the whole comment lines, or NULL
     struct buf samples;
 };
@@ -19,7 +22,7 @@ struct span {
 
 void prom_merge_init(struct prom_merge *p)
 {
-    *p = (struct prom_merge){0};
+    *p = (struct prom_merge){.secret = rng_secret()};
 }
 
 void prom_merge_done(struct prom_merge *p)
@@ -58,20 +61,29 @@ static struct prom_merge_family *grow_families(struct prom_merge *p)
     return &p->families[p->n];
 }
 
+/* The slot of the family, or the free one for it. */
+static uint16_t *slot_of(struct prom_merge *p, struct span name)
+{
+    for (uint64_t at = XXH3_64bits_withSeed(name.at, name.len, p->secret);; at++) {
+        uint16_t *slot = &p->slots[at % PROM_MERGE_SLOTS];
+        const struct prom_merge_family *f = *slot ? &p->families[*slot - 1] : NULL;
+        if (!f || (f->name_len == name.len && memcmp(f->name, name.at, name.len) == 0))
+            return slot;
+    }
+}
+
 static struct prom_merge_family *find_or_add_family(struct prom_merge *p, struct span name)
 {
-    for (size_t i = 0; i < p->n; i++) {
-        struct prom_merge_family *f = &p->families[i];
-        if (strlen(f->name) == name.len && memcmp(f->name, name.at, name.len) == 0)
-            return f;
-    }
+    uint16_t *slot = slot_of(p, name);
+    if (*slot)
+        return &p->families[*slot - 1];
     struct prom_merge_family *f = grow_families(p);
     char *copy = f ? strndup(name.at, name.len) : NULL;
     if (!copy)
         return NULL;
-    *f = (struct prom_merge_family){.name = copy};
+    *f = (struct prom_merge_family){.name = copy, .name_len = name.len};
     buf_init(&f->samples, PROM_MERGE_MAX_TEXT);
-    p->n++;
+    *slot = (uint16_t)++p->n;
     return f;
 }
 
@@ -95,7 +107,7 @@ static struct prom_merge_family *read_comment(struct prom_merge *p, struct span 
 static bool belongs_to_family(const struct prom_merge_family *f, struct span name)
 {
     static const char *const tails[] = {"", "_bucket", "_sum", "_count"};
-    size_t n = strlen(f->name);
+    size_t n = f->name_len;
     if (name.len < n || memcmp(name.at, f->name, n) != 0)
         return false;
     for (size_t i = 0; i < 4; i++)
@@ -166,9 +178,13 @@ void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const ch
     struct prom_merge_family *current = NULL;
     const char *end = text + len;
     metrics_label(label, sizeof(label), "instance", instance, instance_len);
+    size_t label_len = strlen(label), left = PROM_MERGE_MAX_ADDED;
     while (text < end) {
         const char *stop = memchr(text, '\n', (size_t)(end - text));
         struct span line = {text, (size_t)((stop ? stop : end) - text)};
+        if (line.len + label_len > left)
+            return;
+        left -= line.len + label_len;
         if (line.len && *line.at == '#')
             current = read_comment(p, line);
         else if (line.len && !memchr(line.at, 0, line.len))

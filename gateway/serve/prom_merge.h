@@ -4,9 +4,14 @@
  * dropped, so one service cannot make the output of the others unreadable. */
 #pragma once
 #include <stddef.h>
+#include <stdint.h>
 #include "base/buf.h"
 
 #define PROM_MERGE_MAX_FAMILIES 2048
+#define PROM_MERGE_SLOTS 4096 // of the hash table of families: at most half of them are used
+/* Bytes of one process, its label `instance` included in each line. A verifier with 16 proposers
+ * has less than 100 KiB. */
+#define PROM_MERGE_MAX_ADDED (1u << 20)
 #define PROM_MERGE_MAX_TEXT (16u << 20) // bytes of one family
 
 struct prom_merge_family;
@@ -14,12 +19,14 @@ struct prom_merge_family;
 struct prom_merge {
     struct prom_merge_family *families;
     size_t n, cap;
+    uint64_t secret;                  // processes must not choose names that meet in one slot
+    uint16_t slots[PROM_MERGE_SLOTS]; // number of a family plus 1; 0: free
 };
 
 void prom_merge_init(struct prom_merge *p);
 void prom_merge_done(struct prom_merge *p);
 /* Adds metrics in text format 0.0.4; samples may have exemplars. instance: any bytes. Families over
- * the limit are dropped. */
+ * the limit and lines after PROM_MERGE_MAX_ADDED bytes are dropped. */
 void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const char *instance,
                     size_t instance_len);
 void prom_merge_write(const struct prom_merge *p, struct buf *to);

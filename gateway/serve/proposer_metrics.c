@@ -132,7 +132,10 @@ void proposer_metrics_clean(const char *text, size_t len, struct buf *to)
 {
     struct samples all[ARRAY_LEN(families)] = {0};
     char line[LINE_MAX_BYTES];
-    for (const char *end = text + len; text < end;) {
+    const char *end = text + len;
+    const char *last = // no line begins there or later
+        text + (len < PROPOSER_METRICS_MAX_TEXT ? len : PROPOSER_METRICS_MAX_TEXT);
+    while (text < last) {
         const char *stop = memchr(text, '\n', (size_t)(end - text));
         size_t n = (size_t)((stop ? stop : end) - text);
         if (n && n < sizeof(line) && *text != '#' && !memchr(text, 0, n)) {

@@ -10,6 +10,8 @@
 #include "base/buf.h"
 
 #define PROPOSER_METRICS_BUCKETS 32 // of a histogram
+/* Bytes of one proposer; lines after them are dropped. A proposer has about 4 KiB. */
+#define PROPOSER_METRICS_MAX_TEXT (64u << 10)
 
 /* Appends what is valid in `text` (format 0.0.4) to `to`, with our own comments. */
 void proposer_metrics_clean(const char *text, size_t len, struct buf *to);

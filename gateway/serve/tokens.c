@@ -26,7 +26,7 @@ static bool take_request(struct gateway *g, struct http_request *r, parse_fn *pa
     http_free_body(r);
     http_charge(r, len); // less than while it was parsed
     if (rc == 0 && ((rc = auth_bind_model(http_attached(r), ret, &fault)) < 0 ||
-                    (rc = auth_bind_flow(http_attached(r), ret, &fault)) < 0))
+                    (rc = auth_bind_flow(http_attached(r), http_payer(r), ret, &fault)) < 0))
         openai_request_done(ret);
     if (rc < 0) {
         answer_fault(r, &fault);

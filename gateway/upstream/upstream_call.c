@@ -339,16 +339,30 @@ static void take_message(struct upstream_leg *leg, const Tandem__V1__GenerateEve
     finish(a);
 }
 
+/* The event in the message; NULL: it is not valid. */
+static Tandem__V1__GenerateEvent *unpack_event(const struct rpc_msg *msg)
+{
+    Tandem__V1__GenerateEvent *e =
+        (Tandem__V1__GenerateEvent *)rpc_unpack(&tandem__v1__generate_event__descriptor, msg);
+    if (!e || e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_STARTED)
+        return e;
+    bool run = e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_RUN;
+    if (rpc_msg_len(msg) <= UPSTREAM_CALL_EVENT_MAX &&
+        (!run || e->run->n_tokens <= UPSTREAM_CALL_RUN_MAX))
+        return e;
+    tandem__v1__generate_event__free_unpacked(e, NULL);
+    return NULL;
+}
+
 static void on_message(void *user, struct rpc_msg *msg)
 {
     struct upstream_leg *leg = user;
     struct upstream_call *a = leg->a;
     pthread_mutex_lock(&a->step_mu);
     if (leg == a->current || leg == a->next) {
-        ProtobufCMessage *m = rpc_unpack(&tandem__v1__generate_event__descriptor, msg);
-        take_message(leg, (Tandem__V1__GenerateEvent *)m);
-        if (m)
-            protobuf_c_message_free_unpacked(m, NULL);
+        Tandem__V1__GenerateEvent *e = unpack_event(msg);
+        take_message(leg, e);
+        tandem__v1__generate_event__free_unpacked(e, NULL);
     }
     end_step(a);
 }

@@ -50,6 +50,11 @@ struct upstream_leg {
 
 /* The current one, the next one, and one that was left and has not ended yet. */
 #define UPSTREAM_CALL_LEGS 3
+/* Limits of an event, apart from the first one, which may have the text of the prompt. The memory
+ * that an event's answer takes is charged only afterwards. A verifier sends the tokens of one
+ * round, at most 21, each with at most 20 alternatives. */
+#define UPSTREAM_CALL_EVENT_MAX (1u << 20) // bytes
+#define UPSTREAM_CALL_RUN_MAX 4096         // tokens
 
 struct upstream_call {
     const struct upstream_call_events *events;

@@ -309,6 +309,33 @@ static void a_key_bounds_tokens_and_names_the_tenant(void **state)
     child_stop(&s);
 }
 
+/* The flow of a completion from 127.0.0.host. */
+static void flow_from(unsigned host, unsigned port, char ret[65])
+{
+    struct http_client c = http_client_open_from(host, port);
+    http_client_ask(&c, "POST /v1/completions", "", "{\"prompt\":\"say 1\"}");
+    http_answer_is(http_client_read(&c, 20000), 200, "", "w0");
+    http_client_close(&c);
+    Tandem__V1__GenerateRequest *r = fake_verifier_request(stage.verifier);
+    snprintf(ret, 65, "%.*s", (int)r->flow.len, (char *)r->flow.data);
+    tandem__v1__generate_request__free_unpacked(r, NULL);
+}
+
+static void without_keys_each_address_has_its_flow(void **state)
+{
+    (void)state;
+    char one[65], same[65], other[65];
+    unsigned port;
+    struct child s = gateway_start(stage.address, (const char *[]){NULL}, &port);
+    flow_from(2, port, one);
+    flow_from(2, port, same);
+    flow_from(9, port, other);
+    assert_int_equal(strlen(one), 64);
+    assert_string_equal(one, same);
+    assert_string_not_equal(one, other);
+    child_stop(&s);
+}
+
 static void a_reload_rereads_the_keys(void **state)
 {
     (void)state;
@@ -405,6 +432,7 @@ int main(void)
         cmocka_unit_test(limits_of_a_key_are_429_by_name),
         cmocka_unit_test(refusals_by_key_are_counted),
         cmocka_unit_test(a_key_bounds_tokens_and_names_the_tenant),
+        cmocka_unit_test(without_keys_each_address_has_its_flow),
         cmocka_unit_test(a_reload_rereads_the_keys),
         cmocka_unit_test(metrics_may_be_open),
         cmocka_unit_test(keys_may_be_a_credential_and_readable_keys_are_a_warning),

@@ -10,12 +10,17 @@
 #define MIB ((size_t)1 << 20)
 #define LIMIT (64 * MIB)
 
-static struct request_memory *memory(void)
+static struct request_memory *memory_of(size_t limit)
 {
     struct request_memory *m = NULL;
-    if (request_memory_new(LIMIT, &m) < 0)
+    if (request_memory_new(limit, &m) < 0)
         fail_msg("%s", fail_text());
     return m;
+}
+
+static struct request_memory *memory(void)
+{
+    return memory_of(LIMIT);
 }
 
 /* The most that a request of the client gets, in MiB; it keeps it. */
@@ -47,26 +52,67 @@ static void one_client_gets_half(void **state)
     request_memory_leave(m, a);
 }
 
-/* Each takes all that it can get, in turn: 32, 16, 8 ... The next client still gets its part. */
-static void no_number_of_clients_takes_all(void **state)
+/* The most bytes that the client gets; it keeps them. */
+static size_t takes_each_byte(struct request_memory *m, struct request_memory_client *c,
+                              size_t *counted)
+{
+    for (size_t step = 32 * MIB; step; step /= 2)
+        while (request_memory_set(m, c, *counted + step, counted) == 0)
+            ;
+    return *counted;
+}
+
+/* Each takes all that it can get, in turn: 32, 16, 8 MiB, and 128 KiB of the last 8. A client that
+ * comes later, and wants little, still gets it. */
+static void few_clients_cannot_take_all(void **state)
 {
     (void)state;
-    enum { N = 7 };
+    enum { N = 40 };
     AUTO(request_memory_free) struct request_memory *m = memory();
-    struct request_memory_client *c[N];
-    size_t counted[N] = {0}, part = 0;
-    for (unsigned i = 0; i < N - 1; i++) {
-        char name[] = {(char)('a' + i), 0};
-        c[i] = request_memory_join(m, name);
-        assert_int_equal(takes_all(m, c[i], &counted[i]), 32 >> i);
-    }
-    c[N - 1] = request_memory_join(m, "late");
-    assert_int_equal(request_memory_set(m, c[N - 1], 2 * MIB, &part), -EAGAIN);
-    assert_non_null(strstr(fail_text(), "other clients use 64512 of 65536 KiB"));
-    assert_int_equal(request_memory_set(m, c[N - 1], MIB / 2, &part), 0);
+    struct request_memory_client *c[N], *late = request_memory_join(m, "late");
+    size_t counted[N] = {0}, first = 0, second = 0;
     for (unsigned i = 0; i < N; i++) {
-        assert_int_equal(request_memory_set(m, c[i], 0, i < N - 1 ? &counted[i] : &part), 0);
+        char name[] = {(char)('0' + i), 0};
+        c[i] = request_memory_join(m, name);
+        assert_int_equal(takes_each_byte(m, c[i], &counted[i]),
+                         i < 3 ? (32 * MIB) >> i : REQUEST_MEMORY_LITTLE);
+    }
+    assert_int_equal(request_memory_set(m, late, REQUEST_MEMORY_LITTLE + 1, &first), -EAGAIN);
+    assert_non_null(strstr(fail_text(), "other clients use 62080 of 65536 KiB"));
+    assert_int_equal(request_memory_set(m, late, REQUEST_MEMORY_LITTLE, &first), 0);
+    assert_int_equal(request_memory_set(m, late, 1, &second), -EDQUOT);
+    assert_non_null(strstr(fail_text(), "your other requests use 128 KiB of memory"));
+    for (unsigned i = 0; i < N; i++) {
+        assert_int_equal(request_memory_set(m, c[i], 0, &counted[i]), 0);
         request_memory_leave(m, c[i]);
+    }
+    assert_int_equal(request_memory_set(m, late, 0, &first), 0);
+    request_memory_leave(m, late);
+}
+
+/* A client that holds more than little stops where the last part begins. */
+static void the_last_part_is_an_eighth_and_at_most_16_mib(void **state)
+{
+    (void)state;
+    static const size_t limits[] = {1, 64, 128, 256, 1024},
+                        last[] = {MIB / 8, 8 * MIB, 16 * MIB, 16 * MIB, 16 * MIB};
+    for (size_t i = 0; i < ARRAY_LEN(limits); i++) {
+        size_t limit = limits[i] * MIB, of_a = 0, of_b = 0, of_c = 0, rest = limit - 3 * last[i];
+        AUTO(request_memory_free) struct request_memory *m = memory_of(limit);
+        struct request_memory_client *a = request_memory_join(m, "a");
+        struct request_memory_client *b = request_memory_join(m, "b");
+        struct request_memory_client *c = request_memory_join(m, "c");
+        assert_int_equal(request_memory_set(m, a, limit / 2, &of_a), 0);
+        assert_true(request_memory_grow(m, a, rest - limit / 2, &of_a));
+        assert_int_equal(request_memory_set(m, b, last[i] * 3 / 2, &of_b), 0); // half of the rest
+        assert_int_equal(takes_each_byte(m, c, &of_c),
+                         i ? last[i] / 2 : REQUEST_MEMORY_LITTLE * 3 / 4); // little: half of it
+        assert_int_equal(request_memory_set(m, a, 0, &of_a), 0);
+        assert_int_equal(request_memory_set(m, b, 0, &of_b), 0);
+        assert_int_equal(request_memory_set(m, c, 0, &of_c), 0);
+        request_memory_leave(m, a);
+        request_memory_leave(m, b);
+        request_memory_leave(m, c);
     }
 }
 
@@ -213,7 +259,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_client_gets_half),
-        cmocka_unit_test(no_number_of_clients_takes_all),
+        cmocka_unit_test(few_clients_cannot_take_all),
+        cmocka_unit_test(the_last_part_is_an_eighth_and_at_most_16_mib),
         cmocka_unit_test(a_running_answer_may_exceed_the_share),
         cmocka_unit_test(a_request_that_counts_twice_is_no_other_request),
         cmocka_unit_test(a_name_is_one_client),

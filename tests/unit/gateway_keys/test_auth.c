@@ -485,6 +485,7 @@ static char *names_of(struct auth *a, const char *secret, const char *salt, char
     struct openai_request q = request_of(body);
     assert_int_equal(enters(a, secret, 1, &k), 0);
     assert_int_equal(binds(k, &q, &fault), 0);
+    assert_int_equal(auth_bind_flow(k, "192.0.2.1", &q, &fault), 0);
     auth_leave(k);
     char *tenant = TAKE(q.cache_salt);
     *ret_flow = TAKE(q.flow);
@@ -525,6 +526,34 @@ static void each_name_is_one_flow_whatever_the_salt(void **state)
     assert_string_not_equal(alice, tenant);
 }
 
+#define N64(last) "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn" last
+
+static char *address_flow(const char *address)
+{
+    struct openai_request q = {0};
+    struct openai_fault fault;
+    assert_int_equal(auth_bind_flow(NULL, address, &q, &fault), 0);
+    assert_non_null(q.flow);
+    assert_int_equal(strlen(q.flow), 64);
+    assert_int_equal(strspn(q.flow, "0123456789abcdef"), 64);
+    char *flow = TAKE(q.flow);
+    openai_request_done(&q);
+    return flow;
+}
+
+static void without_a_key_each_address_is_one_flow(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("192.0.2.1 " ALICE "\n");
+    AUTO(mem_free) char *one = address_flow("192.0.2.1"), *same = address_flow("192.0.2.1");
+    AUTO(mem_free) char *other = address_flow("192.0.2.2"), *key = flow_of(a, ALICE, NULL);
+    AUTO(mem_free) char *longest = address_flow(N64("a") N64("b") N64("c"));
+    assert_string_equal(one, same);
+    assert_string_not_equal(one, other);
+    assert_string_not_equal(one, key);
+    assert_string_not_equal(one, longest);
+}
+
 static void prefixes_are_shared_only_under_one_name_and_salt(void **state)
 {
     (void)state;
@@ -539,8 +568,6 @@ static void prefixes_are_shared_only_under_one_name_and_salt(void **state)
     for (size_t i = 0; i < ARRAY_LEN(tenants); i++)
         free(tenants[i]);
 }
-
-#define N64(last) "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn" last
 
 static void all_of_a_long_name_and_a_long_salt_counts(void **state)
 {
@@ -818,6 +845,7 @@ static int enters_and_binds(struct openai_request *q)
     if (rc < 0)
         return rc;
     rc = binds(u, q, &fault);
+    rc = rc < 0 ? rc : auth_bind_flow(u, "", q, &fault);
     auth_leave(u);
     assert_int_equal(fault.status, rc < 0 ? 500 : 0);
     return rc;
@@ -855,6 +883,7 @@ int main(void)
         cmocka_unit_test(every_choice_of_a_request_counts),
         cmocka_unit_test(a_key_limits_the_tokens_of_an_answer),
         cmocka_unit_test(each_name_is_one_flow_whatever_the_salt),
+        cmocka_unit_test(without_a_key_each_address_is_one_flow),
         cmocka_unit_test(prefixes_are_shared_only_under_one_name_and_salt),
         cmocka_unit_test(a_key_may_use_only_its_models),
         cmocka_unit_test(a_request_reserves_what_it_may_use),

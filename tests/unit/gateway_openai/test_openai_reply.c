@@ -202,6 +202,29 @@ static void echo_comes_first_and_shifts_the_offsets(void **state)
     openai_reply_done(&r);
 }
 
+/* No verifier has such a stop string: a request may have 256 bytes in one. A cut one would make
+ * invalid JSON. */
+static void a_stop_string_that_is_too_long_loses_the_choice(void **state)
+{
+    (void)state;
+    char stop[5000];
+    memset(stop, 's', sizeof(stop) - 1);
+    stop[sizeof(stop) - 1] = 0;
+    for (unsigned i = 0; i < 4; i++) {
+        struct openai_reply_head h = head(i & 1, i & 2);
+        struct openai_reply r;
+        AUTO(buf_done) struct buf b = {0};
+        buf_init(&b, 1 << 20);
+        assert_int_equal(openai_reply_init(&r, &h), 0);
+        openai_reply_started(&r, 0, text_of(""), &b);
+        say(&r, 0, "x", &b);
+        openai_reply_finished(&r, 0, "stop", text_of(""), text_of(stop), &b);
+        assert_int_equal(openai_reply_end(&r, &b), -EMSGSIZE);
+        assert_true(!b.data || !strstr(b.data, "\"stop_reason\":\""));
+        openai_reply_done(&r);
+    }
+}
+
 static void held_back_text_counts_in_the_offsets(void **state)
 {
     (void)state;
@@ -727,6 +750,7 @@ int main(void)
         cmocka_unit_test(whole_answers_collect_several_choices),
         cmocka_unit_test(an_answer_to_a_prediction_counts_its_tokens),
         cmocka_unit_test(echo_comes_first_and_shifts_the_offsets),
+        cmocka_unit_test(a_stop_string_that_is_too_long_loses_the_choice),
         cmocka_unit_test(held_back_text_counts_in_the_offsets),
         cmocka_unit_test(every_choice_echoes_the_prompt_that_came_with_the_first),
         cmocka_unit_test(a_whole_answer_has_its_parts),

@@ -297,6 +297,39 @@ static void the_state_of_each_verifier_is_shown(void **state)
     u.verifiers[1].model = &snapshots[1].model;
 }
 
+/* /v1/models hides them, too. */
+static void a_key_sees_only_the_names_of_its_models(void **state)
+{
+    (void)state;
+    static const char keys[] = "alice sk-0123456789abcdef models=b/two\n";
+    AUTO(auth_free) struct auth *a = NULL;
+    struct auth_guest *guest;
+    struct auth_levels levels;
+    assert_int_equal(auth_new_text("keys", keys, strlen(keys), &a), 0);
+    assert_int_equal(auth_enter(a, "sk-0123456789abcdef", false, 1, &guest, &levels), 0);
+    u.n = 3;
+    u.verifiers[0].state = UPSTREAM_DOWN;
+    strcpy(u.verifiers[0].problem, "not reached");
+    u.verifiers[2].state = UPSTREAM_REFUSED;
+    strcpy(u.verifiers[2].problem, "its model has");
+    r->attached = guest;
+    for (unsigned i = 0; i < 2; i++) {
+        if (i)
+            u.verifiers[2].model = &snapshots[0].model;
+        health_report(&g, r);
+        for (unsigned k = 0; k < 3; k++)
+            fails(k, RPC_UNIMPLEMENTED);
+        const char *text = answered(200);
+        has(text, "\"problem\":\"not reached\",\"model\":null,\"progress\":0.25}");
+        has(text, "\"state\":\"ready\",\"model\":\"b/two\",\"progress\":1}");
+        has(text, i ? "\"state\":\"refused\",\"problem\":null,\"model\":null,\"progress\":0.25}"
+                    : "\"problem\":\"its model has\",\"model\":\"b/two\",\"progress\":0.25}");
+    }
+    u.verifiers[2].model = &snapshots[2].model;
+    r->attached = NULL;
+    auth_leave(guest);
+}
+
 static void the_overall_state_is_the_best_one(void **state)
 {
     (void)state;
@@ -586,6 +619,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(health_shows_every_number),
         CASE(the_state_of_each_verifier_is_shown),
+        CASE(a_key_sees_only_the_names_of_its_models),
         CASE(the_overall_state_is_the_best_one),
         CASE(a_verifier_that_refuses_statistics_is_one_warning),
         CASE(counts_are_added_and_rates_averaged),

@@ -136,6 +136,18 @@ static void buckets_and_lines_are_limited(void **state)
     }
 }
 
+static void the_text_is_limited(void **state)
+{
+    (void)state;
+    AUTO(buf_done) struct buf text = {0};
+    buf_init(&text, 1 << 20);
+    while (text.len < PROPOSER_METRICS_MAX_TEXT - 1)
+        buf_puts(&text, "#");
+    buf_puts(&text, "\nprocess_open_fds 12\n");
+    cleaned(text.data, "process_open_fds 12\n", false);
+    cleaned(text.data + 1, "process_open_fds 12\n", true);
+}
+
 static void of_equal_bounds_the_first_counts(void **state)
 {
     (void)state;
@@ -181,6 +193,7 @@ int main(void)
         cmocka_unit_test(numbers_keep_all_their_digits),
         cmocka_unit_test(repeated_series_come_once),
         cmocka_unit_test(buckets_and_lines_are_limited),
+        cmocka_unit_test(the_text_is_limited),
         cmocka_unit_test(of_equal_bounds_the_first_counts),
         cmocka_unit_test(a_histogram_needs_all_of_its_parts),
     };

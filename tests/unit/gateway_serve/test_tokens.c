@@ -183,10 +183,11 @@ static void calls_have_the_flow_of_their_key(void **state)
     struct openai_request q = {0};
     assert_int_equal(auth_new_text("keys", text, strlen(text), &keys), 0);
     assert_int_equal(auth_enter(keys, "sk-0123456789abcdef", true, 1, &guest, &levels), 0);
-    assert_int_equal(auth_bind_flow(guest, &q, NULL), 0);
+    assert_int_equal(auth_bind_flow(guest, "", &q, NULL), 0);
     encode("{\"prompt\":\"x\"}");
     replies(&ids.base);
-    assert_string_equal(asked.flow, ""); // without keys
+    assert_int_equal(strlen(asked.flow), 64); // without keys: that of the address
+    assert_string_not_equal(asked.flow, q.flow);
     r->attached = guest;
     encode("{\"prompt\":\"x\"}");
     replies(&ids.base);

@@ -348,6 +348,55 @@ static void the_owner_may_choose_the_first_verifier(void **state)
 }
 
 /* 0: an event before the start; 1: another choice; 2: no message; 3: other tokens than before. */
+/* A run of n tokens, or for 0 a finished event, in a message of `len` bytes. */
+static void large_event(unsigned n, size_t len)
+{
+    Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
+    Tandem__V1__TokenRun r = TANDEM__V1__TOKEN_RUN__INIT;
+    Tandem__V1__Finished f = TANDEM__V1__FINISHED__INIT;
+    Tandem__V1__Token token = TANDEM__V1__TOKEN__INIT;
+    AUTO(mem_free) Tandem__V1__Token **list = calloc(n + 1, sizeof(*list));
+    AUTO(mem_free) uint8_t *text = calloc(1, len + 1);
+    for (unsigned i = 0; i < n; i++)
+        list[i] = &token;
+    r.n_tokens = n;
+    r.tokens = list;
+    e.event_case =
+        n ? TANDEM__V1__GENERATE_EVENT__EVENT_RUN : TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED;
+    if (n)
+        e.run = &r;
+    else
+        e.finished = &f;
+    ProtobufCBinaryData *part = n ? &r.proposer : &f.text;
+    *part = (ProtobufCBinaryData){len, text};
+    part->len -= tandem__v1__generate_event__get_packed_size(&e) - len;
+    assert_int_equal(tandem__v1__generate_event__get_packed_size(&e), len);
+    message(0, &e);
+}
+
+/* Its memory is charged only once the answer has it. */
+static void an_event_that_is_too_large_ends_the_call(void **state)
+{
+    (void)state;
+    static const struct {
+        unsigned n;
+        size_t len;
+        bool malformed;
+    } v[] = {{1, UPSTREAM_CALL_EVENT_MAX, false},     {1, UPSTREAM_CALL_EVENT_MAX + 1, true},
+             {0, UPSTREAM_CALL_EVENT_MAX, false},     {0, UPSTREAM_CALL_EVENT_MAX + 1, true},
+             {UPSTREAM_CALL_RUN_MAX, 1 << 16, false}, {UPSTREAM_CALL_RUN_MAX + 1, 1 << 16, true}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        play_begin(1, 1);
+        started(0, 0, 7);
+        large_event(v[i].n, v[i].len);
+        assert_int_equal(call.malformed, v[i].malformed);
+        assert_int_equal(streams[0].cancelled, v[i].malformed);
+        ends(0, v[i].malformed ? RPC_CANCELLED : RPC_OK);
+        *heard = 0;
+        play_end();
+    }
+}
+
 static void an_event_that_is_not_valid_ends_the_call(void **state)
 {
     (void)state;
@@ -817,6 +866,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_event_is_heard_once),
         cmocka_unit_test(the_owner_may_choose_the_first_verifier),
+        cmocka_unit_test(an_event_that_is_too_large_ends_the_call),
         cmocka_unit_test(an_event_that_is_not_valid_ends_the_call),
         cmocka_unit_test(a_request_that_has_not_begun_goes_from_one_to_the_next),
         cmocka_unit_test(an_error_of_the_request_is_not_asked_elsewhere),
