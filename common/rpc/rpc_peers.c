@@ -124,7 +124,8 @@ static bool is_recent(const struct offender *o, int64_t now_us)
     return o->n && now_us - o->last_us < RPC_PEERS_BAN_US;
 }
 
-/* Of IPv6 a client has a /64 network, unless the prefix is the same for everybody. */
+/* Of IPv6 a client has a /64 network, unless the prefix is the same for everybody. Each user of
+ * this machine has all of 127.0.0.0/8. */
 static void client_of(const uint8_t ip[16], uint8_t ret[16])
 {
     static const uint8_t nat64[12] = {0, 0x64, 0xff, 0x9b}; // RFC 6052
@@ -133,6 +134,8 @@ static void client_of(const uint8_t ip[16], uint8_t ret[16])
                   memcmp(ip, nat64, sizeof(nat64)) == 0;
     memset(ret, 0, 16);
     memcpy(ret, ip, shared ? 16 : 8);
+    if (IN6_IS_ADDR_V4MAPPED(a) && ip[12] == IN_LOOPBACKNET)
+        memset(ret + 13, 0, 3);
 }
 
 static bool is_same_client(const uint8_t a[16], const uint8_t b[16])

@@ -551,7 +551,6 @@ static void after_two_offences_new_connections_of_the_address_end(void **state)
     rpc_peer_done(peers, other, now_us);
 }
 
-/* A call of an IPv6 client. */
 static struct rpc_peer *call_of(const char *text)
 {
     struct rpc_peer_address a;
@@ -603,6 +602,18 @@ static void a_ban_covers_one_address_of_a_shared_prefix(void **state)
     offend_from("ipv6:%5B::3%5D:2");
     offend_from("ipv6:%5B::4%5D:2"); // bans ::/64
     must_serve("ipv4:192.0.2.2:3");
+}
+
+static void a_ban_covers_all_loopback_addresses_of_ipv4(void **state)
+{
+    (void)state;
+    offend_from("ipv4:127.0.0.1:1");
+    offend_from("ipv4:127.1.2.3:1");
+    assert_null(call_of("ipv4:127.255.255.254:2"));
+    must_serve("ipv4:126.1.2.3:2");
+    must_serve("ipv4:128.1.2.3:2");
+    must_serve("ipv6:%5B::1%5D:2");
+    must_serve("ipv6:%5B64:ff9b::127.1.2.3%5D:2");
 }
 
 /* There are more of them than buckets. */
@@ -689,6 +700,7 @@ int main(void)
         TEST(after_two_offences_new_connections_of_the_address_end),
         TEST(a_ban_covers_the_network_of_an_ipv6_client),
         TEST(a_ban_covers_one_address_of_a_shared_prefix),
+        TEST(a_ban_covers_all_loopback_addresses_of_ipv4),
         TEST(addresses_of_one_bucket_have_separate_accounts),
         TEST(offences_that_lie_apart_ban_nobody),
         TEST(a_service_is_ended_only_if_no_client_has_many_bytes),
