@@ -444,29 +444,39 @@ static void drop_ended(struct list *l)
     l->n = n;
 }
 
+static bool is_large_client(const struct rpc_peer *p)
+{
+    return !p->trusted && p->unexplained >= RPC_PEERS_STALL_BYTES;
+}
+
 /* The order in which they end if they have too many bytes. */
 static int by_size(const void *a, const void *b)
 {
     const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
-    bool p_first = !p->trusted && p->unexplained >= RPC_PEERS_STALL_BYTES;
-    bool q_first = !q->trusted && q->unexplained >= RPC_PEERS_STALL_BYTES;
+    bool p_first = is_large_client(p), q_first = is_large_client(q);
     if (p_first != q_first)
         return p_first ? -1 : 1;
     return (p->unexplained < q->unexplained) - (p->unexplained > q->unexplained);
 }
 
-/* One connection per RPC_PEERS_STALL_US: the thread needs time to continue. */
+/* One connection per RPC_PEERS_STALL_US, since the thread needs time to continue. Together with it
+ * end the others by which its client could continue the stall. */
 static void end_stall(struct rpc_peers *ps, struct list *l, int64_t stalled_us, int64_t now_us)
 {
     int64_t since_us = stalled_us > ps->stall_ended_us ? stalled_us : ps->stall_ended_us;
     if (now_us - since_us < RPC_PEERS_STALL_US || !l->n)
         return;
-    struct rpc_peer **largest = l->v;
+    struct rpc_peer *largest = l->v[0];
     for (unsigned i = 1; i < l->n; i++)
-        largest = by_size(&l->v[i], largest) < 0 ? &l->v[i] : largest;
-    if ((*largest)->unexplained < RPC_PEERS_STALL_BYTES)
+        largest = by_size(&l->v[i], &largest) < 0 ? l->v[i] : largest;
+    if (largest->unexplained < RPC_PEERS_STALL_BYTES)
         return;
-    end_offender(ps, *largest, RPC_PEERS_STALL, now_us);
+    for (unsigned i = 0; i < l->n; i++) {
+        bool with_it = is_large_client(largest) && is_large_client(l->v[i]) &&
+                       is_same_client(largest->client, l->v[i]->client);
+        if (with_it || l->v[i] == largest)
+            end_offender(ps, l->v[i], RPC_PEERS_STALL, now_us);
+    }
     ps->stall_ended_us = now_us;
     drop_ended(l);
 }

@@ -9,15 +9,17 @@
  * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
  * - all connections together have more than RPC_PEERS_BYTES_MAX unexplained bytes, and it has most;
  * - a thread of the server has been stalled for RPC_PEERS_STALL_US, and it has most of these bytes.
- *   While a client sends fast enough, gRPC core may read and serve nothing else on that thread;
+ *   While a client sends fast enough, gRPC core may read and serve nothing else on that thread. The
+ *   client's other connections with RPC_PEERS_STALL_BYTES end with it;
  * - there are too many connections, and its client has most. Those without a running call end
  *   first: those that never had a call, then those whose last call is the oldest;
  * - it is new, and its address is banned: two of its connections were ended for another reason than
  *   the last one, at most RPC_PEERS_BAN_US apart. The ban ends RPC_PEERS_BAN_US after the last of
  *   these.
  *
- * A trusted client is a service, which passes on what its own clients send. So its connections are
- * ended for their bytes only if no other one has RPC_PEERS_STALL_BYTES, and never cause a ban.
+ * A trusted client is a service, which passes on what its own clients send. Its connections are
+ * known from their first trusted call. They are ended for their bytes only if no other one has
+ * RPC_PEERS_STALL_BYTES, one at a time for a stall, and never cause a ban.
  *
  * Decisions only: the caller passes times and counts. Private to common/rpc.
  *

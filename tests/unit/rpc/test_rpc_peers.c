@@ -294,19 +294,82 @@ static void a_stalled_thread_ends_the_connection_with_most_bytes(void **state)
     assert_int_equal(stalled_scan(early_us, RPC_PEERS_STALL_BYTES), RPC_PEERS_STALL);
 }
 
-static void a_stall_ends_one_connection_at_a_time(void **state)
+static struct rpc_peer_address address_of(const char *text)
+{
+    struct rpc_peer_address a;
+    assert_true(rpc_peer_address_read(text, &a));
+    return a;
+}
+
+static void saw_at(const char *text, uint64_t received)
+{
+    struct rpc_peer_address a = address_of(text);
+    rpc_peers_saw(peers, &a, &(struct rpc_peer_socket){.received = received}, now_us);
+}
+
+static enum rpc_peers_end take_at(const char *text)
+{
+    struct rpc_peer_address a = address_of(text);
+    return rpc_peers_take(peers, &a, 0);
+}
+
+/* The client could continue the stall by its other connections. */
+static void a_stall_ends_all_large_connections_of_the_client(void **state)
+{
+    enum { MANY = RPC_PEERS_STALL_BYTES };
+    (void)state;
+    struct rpc_peer_address a = address(4);
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(9, 20 * MANY);
+    struct rpc_peer *service =
+        rpc_peers_call(peers, &a, &(struct rpc_peer_call){.trusted = true}, now_us);
+    rpc_peers_scan_begin(peers);
+    saw(1, MANY - 1, 0);
+    saw(2, MANY, 0);
+    saw(3, 3 * MANY, 0);
+    saw(4, 9 * MANY, 0);
+    saw_at("ipv4:192.0.2.2:1", 2 * MANY);
+    assert_int_equal(rpc_peers_scan_end(peers, now_us - RPC_PEERS_STALL_US, now_us), 2);
+    assert_int_equal(take(1), RPC_PEERS_KEEP);
+    assert_int_equal(take(2), RPC_PEERS_STALL);
+    assert_int_equal(take(3), RPC_PEERS_STALL);
+    assert_int_equal(take(4), RPC_PEERS_KEEP);
+    assert_int_equal(take_at("ipv4:192.0.2.2:1"), RPC_PEERS_KEEP);
+    rpc_peer_done(peers, service, now_us);
+}
+
+/* They pass on what many clients send. */
+static void a_stall_ends_one_connection_of_a_service(void **state)
 {
     (void)state;
     rpc_peers_free(peers);
     peers = rpc_peers_new(MAX_CONNECTIONS, 10 * RPC_PEERS_STALL_BYTES);
+    rpc_peers_scan_begin(peers);
+    for (uint16_t i = 1; i <= 2; i++) {
+        struct rpc_peer_address a = address(i);
+        const struct rpc_peer_call c = {.trusted = true};
+        rpc_peer_done(peers, rpc_peers_call(peers, &a, &c, now_us), now_us);
+        saw(i, (1 + i) * RPC_PEERS_STALL_BYTES, 0);
+    }
+    assert_int_equal(rpc_peers_scan_end(peers, now_us - RPC_PEERS_STALL_US, now_us), 1);
+    assert_int_equal(take(1), RPC_PEERS_KEEP);
+    assert_int_equal(take(2), RPC_PEERS_STALL);
+}
+
+static void a_stall_ends_the_connections_of_one_client_at_a_time(void **state)
+{
+    static const char *const of_client[] = {"ipv4:192.0.2.1:1", "ipv4:192.0.2.2:1"};
+    (void)state;
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 10 * RPC_PEERS_STALL_BYTES);
     int64_t stalled_us = now_us - RPC_PEERS_STALL_US;
-    for (uint16_t want = 2; want >= 1; want--, now_us += RPC_PEERS_STALL_US) {
+    for (int want = 1; want >= 0; want--, now_us += RPC_PEERS_STALL_US) {
         for (int i = 0; i < 2; i++) {
             rpc_peers_scan_begin(peers);
-            saw(1, 2 * RPC_PEERS_STALL_BYTES, 0);
-            saw(2, 2 * RPC_PEERS_STALL_BYTES + 1, 0);
+            saw_at(of_client[0], 2 * RPC_PEERS_STALL_BYTES);
+            saw_at(of_client[1], 2 * RPC_PEERS_STALL_BYTES + 1);
             assert_int_equal(rpc_peers_scan_end(peers, stalled_us, now_us), i == 0);
-            assert_int_equal(take(want), i == 0 ? RPC_PEERS_STALL : RPC_PEERS_KEEP);
+            assert_int_equal(take_at(of_client[want]), i == 0 ? RPC_PEERS_STALL : RPC_PEERS_KEEP);
         }
     }
 }
@@ -342,13 +405,6 @@ static void connections_with_running_calls_end_last(void **state)
         assert_int_equal(take(i), RPC_PEERS_KEEP);
         rpc_peer_done(peers, p[i], now_us);
     }
-}
-
-static struct rpc_peer_address address_of(const char *text)
-{
-    struct rpc_peer_address a;
-    assert_true(rpc_peer_address_read(text, &a));
-    return a;
 }
 
 /* One address has running calls on all connections; another one opens its first. */
@@ -553,8 +609,7 @@ static void after_two_offences_new_connections_of_the_address_end(void **state)
 
 static struct rpc_peer *call_of(const char *text)
 {
-    struct rpc_peer_address a;
-    assert_true(rpc_peer_address_read(text, &a));
+    struct rpc_peer_address a = address_of(text);
     return rpc_peers_call(peers, &a, &(struct rpc_peer_call){0}, now_us);
 }
 
@@ -687,7 +742,9 @@ int main(void)
         TEST(a_connection_that_no_scan_has_seen_leaves_no_account),
         TEST(of_all_connections_that_with_most_bytes_ends),
         TEST(a_stalled_thread_ends_the_connection_with_most_bytes),
-        TEST(a_stall_ends_one_connection_at_a_time),
+        TEST(a_stall_ends_all_large_connections_of_the_client),
+        TEST(a_stall_ends_one_connection_of_a_service),
+        TEST(a_stall_ends_the_connections_of_one_client_at_a_time),
         TEST(of_too_many_connections_those_without_calls_end),
         TEST(connections_with_running_calls_end_last),
         TEST(of_too_many_connections_those_of_the_address_with_most_end),
