@@ -24,7 +24,9 @@
 /* A sender on the same machine can send 100 MB in this time. A scan takes 3 system calls per
  * descriptor. */
 #define SCAN_MS 100
-#define BAN_SCAN_MS 20 // while an address is banned: its connections must not last
+/* While an address is banned, since its connections must not last; and while clients have many
+ * unexplained bytes. */
+#define FAST_SCAN_MS 20
 #define MAX_PAUSE_MS 1000
 
 struct rpc_guard {
@@ -68,11 +70,12 @@ static unsigned max_connections(void)
     return limit.rlim_cur < UINT32_MAX ? (unsigned)limit.rlim_cur / 2 : UINT32_MAX;
 }
 
-int rpc_guard_new(const struct rpc_worker *workers, unsigned n_workers, size_t max_bytes,
+int rpc_guard_new(const struct rpc_worker *workers, unsigned n_workers, size_t client_bytes,
                   struct rpc_guard **ret)
 {
     struct rpc_guard *g = rpc_alloc(1, sizeof(*g));
-    g->peers = rpc_peers_new(max_connections(), max_bytes ? max_bytes : RPC_PEERS_BYTES_MAX);
+    g->peers =
+        rpc_peers_new(max_connections(), client_bytes ? client_bytes : RPC_PEERS_CLIENT_BYTES_MAX);
     g->workers = workers;
     g->n_workers = n_workers;
     g->descriptors = opendir("/proc/self/fd");
@@ -232,7 +235,8 @@ static void pause_after(struct rpc_guard *g, int64_t scan_us)
 {
     struct pollfd p = {.fd = g->wake_fd, .events = POLLIN};
     int64_t begin_us = clock_us();
-    int ms = rpc_peers_any_banned(g->peers, begin_us) ? BAN_SCAN_MS : SCAN_MS;
+    bool fast = rpc_peers_any_banned(g->peers, begin_us) || rpc_peers_many_bytes(g->peers);
+    int ms = fast ? FAST_SCAN_MS : SCAN_MS;
     if (scan_us > ms * 1000)
         ms = scan_us < MAX_PAUSE_MS * 1000 ? (int)(scan_us / 1000) : MAX_PAUSE_MS;
     poll(&p, 1, ms);

@@ -53,7 +53,8 @@ struct offender {
 struct rpc_peers {
     pthread_mutex_t mu;
     unsigned max_connections;
-    size_t max_bytes;
+    uint64_t client_bytes; // unexplained, at most
+    bool many_bytes;
     int64_t stall_ended_us; // when a connection was last ended for a stall
     struct offender offenders[OFFENDERS];
     uint64_t seed; // nobody else can tell which addresses share a bucket
@@ -230,12 +231,12 @@ static struct rpc_peer *find_or_add(struct rpc_peers *ps, const struct rpc_peer_
     return *bucket = p;
 }
 
-struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t max_bytes)
+struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t client_bytes)
 {
     struct rpc_peers *ps = rpc_alloc(1, sizeof(*ps));
     pthread_mutex_init(&ps->mu, NULL);
     ps->max_connections = max_connections;
-    ps->max_bytes = max_bytes;
+    ps->client_bytes = client_bytes;
     ps->seed = rng_secret();
     return ps;
 }
@@ -481,15 +482,25 @@ static void end_stall(struct rpc_peers *ps, struct list *l, int64_t stalled_us, 
     drop_ended(l);
 }
 
-static void end_bytes(struct rpc_peers *ps, struct list *l, int64_t now_us)
+/* Those of clients, or of services too. */
+static uint64_t sum_bytes(const struct list *l, bool services)
 {
     uint64_t sum = 0;
     for (unsigned i = 0; i < l->n; i++)
-        sum += l->v[i]->unexplained;
-    if (sum <= ps->max_bytes)
+        sum += services || !l->v[i]->trusted ? l->v[i]->unexplained : 0;
+    return sum;
+}
+
+static void end_bytes(struct rpc_peers *ps, struct list *l, bool services, int64_t now_us)
+{
+    uint64_t sum = sum_bytes(l, services);
+    uint64_t max = ps->client_bytes * (services ? RPC_PEERS_ALL_TIMES : 1);
+    if (sum <= max)
         return;
     qsort(l->v, l->n, sizeof(*l->v), by_size);
-    for (unsigned i = 0; i < l->n && sum > ps->max_bytes; i++) {
+    for (unsigned i = 0; i < l->n && sum > max; i++) {
+        if (!services && l->v[i]->trusted)
+            continue;
         sum -= l->v[i]->unexplained;
         end_offender(ps, l->v[i], RPC_PEERS_BYTES, now_us);
     }
@@ -541,12 +552,22 @@ unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t no
     mark_gone(ps);
     struct list l = list_seen(ps);
     end_stall(ps, &l, stalled_us, now_us);
-    end_bytes(ps, &l, now_us);
+    end_bytes(ps, &l, false, now_us);
+    end_bytes(ps, &l, true, now_us);
+    ps->many_bytes = sum_bytes(&l, false) > ps->client_bytes / 4;
     end_crowd(ps, &l);
     free(l.v);
     unsigned n_due = count_due(ps);
     pthread_mutex_unlock(&ps->mu);
     return n_due;
+}
+
+bool rpc_peers_many_bytes(struct rpc_peers *ps)
+{
+    pthread_mutex_lock(&ps->mu);
+    bool many_bytes = ps->many_bytes;
+    pthread_mutex_unlock(&ps->mu);
+    return many_bytes;
 }
 
 enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a,

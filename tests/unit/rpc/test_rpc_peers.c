@@ -274,6 +274,46 @@ static void of_all_connections_that_with_most_bytes_ends(void **state)
     assert_int_equal(take(3), RPC_PEERS_KEEP);
 }
 
+static void services_may_have_four_times_the_bytes_of_clients(void **state)
+{
+    (void)state;
+    struct rpc_peer_address a = address(1);
+    struct rpc_peer *p =
+        rpc_peers_call(peers, &a, &(struct rpc_peer_call){.trusted = true}, now_us);
+    const uint64_t most = EACH + 3 * MAX_BYTES;
+    for (int more = 0; more < 2; more++) {
+        rpc_peers_scan_begin(peers);
+        saw(1, most, 0);
+        saw(2, MAX_BYTES / 2 + 1, 0);
+        saw(3, MAX_BYTES / 2 - 1 + more, 0);
+        assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), more);
+    }
+    assert_int_equal(take(2), RPC_PEERS_BYTES);
+    assert_int_equal(scan(most + MAX_BYTES, 0), RPC_PEERS_KEEP); // no other one is left
+    assert_int_equal(scan(most + MAX_BYTES + 1, 0), RPC_PEERS_BYTES);
+    rpc_peer_done(peers, p, now_us);
+}
+
+static void clients_with_a_quarter_of_their_bytes_have_many(void **state)
+{
+    (void)state;
+    struct rpc_peer_address a = address(9);
+    struct rpc_peer *p =
+        rpc_peers_call(peers, &a, &(struct rpc_peer_call){.trusted = true}, now_us);
+    assert_false(rpc_peers_many_bytes(peers));
+    for (uint64_t more = 0; more < 2; more++) {
+        rpc_peers_scan_begin(peers);
+        saw(9, MAX_BYTES, 0); // of a service
+        saw(1, MAX_BYTES / 8, 0);
+        saw(2, MAX_BYTES / 8 + more, 0);
+        assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 0);
+        assert_int_equal(rpc_peers_many_bytes(peers), more);
+    }
+    assert_int_equal(scan(2 * MAX_BYTES, 0), RPC_PEERS_BYTES);
+    assert_false(rpc_peers_many_bytes(peers)); // the connection is ended
+    rpc_peer_done(peers, p, now_us);
+}
+
 /* Sees one connection, while a thread is stalled since the time given. */
 static enum rpc_peers_end stalled_scan(int64_t stalled_us, uint64_t received)
 {
@@ -522,14 +562,14 @@ static void a_service_is_ended_only_if_no_client_has_many_bytes(void **state)
     (void)state;
     int64_t early_us = now_us - RPC_PEERS_STALL_US;
     rpc_peers_free(peers);
-    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY / RPC_PEERS_ALL_TIMES);
     assert_int_equal(end_of_two(8 * MANY, MANY, now_us), 0);
     assert_int_equal(end_of_two(8 * MANY, 2 * MANY, now_us), 2);
     rpc_peers_free(peers);
-    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY / RPC_PEERS_ALL_TIMES);
     assert_int_equal(end_of_two(9 * MANY, MANY - 1, now_us), 1);
     rpc_peers_free(peers);
-    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY / RPC_PEERS_ALL_TIMES);
     assert_int_equal(end_of_two(4 * MANY, MANY, early_us), 2);
     now_us += RPC_PEERS_STALL_US;
     assert_int_equal(end_of_two(4 * MANY, MANY, early_us), 1);
@@ -742,6 +782,8 @@ int main(void)
         TEST(a_connection_that_no_scan_has_seen_leaves_no_account),
         TEST(of_all_connections_that_with_most_bytes_ends),
         TEST(a_stalled_thread_ends_the_connection_with_most_bytes),
+        TEST(services_may_have_four_times_the_bytes_of_clients),
+        TEST(clients_with_a_quarter_of_their_bytes_have_many),
         TEST(a_stall_ends_all_large_connections_of_the_client),
         TEST(a_stall_ends_one_connection_of_a_service),
         TEST(a_stall_ends_the_connections_of_one_client_at_a_time),
