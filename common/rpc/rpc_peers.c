@@ -55,6 +55,8 @@ struct rpc_peers {
     unsigned max_connections;
     uint64_t client_bytes; // unexplained, at most
     bool many_bytes;
+    uint64_t memory;        // of the process
+    uint64_t memory_before; // what it was when clients had few unexplained bytes
     int64_t stall_ended_us; // when a connection was last ended for a stall
     struct offender offenders[OFFENDERS];
     uint64_t seed; // nobody else can tell which addresses share a bucket
@@ -237,6 +239,7 @@ struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t client_bytes)
     pthread_mutex_init(&ps->mu, NULL);
     ps->max_connections = max_connections;
     ps->client_bytes = client_bytes;
+    ps->memory_before = UINT64_MAX;
     ps->seed = rng_secret();
     return ps;
 }
@@ -399,6 +402,13 @@ void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a,
     pthread_mutex_unlock(&ps->mu);
 }
 
+void rpc_peers_memory(struct rpc_peers *ps, uint64_t bytes)
+{
+    pthread_mutex_lock(&ps->mu);
+    ps->memory = bytes;
+    pthread_mutex_unlock(&ps->mu);
+}
+
 static void mark_gone(struct rpc_peers *ps)
 {
     for (unsigned i = 0; i < BUCKETS; i++) {
@@ -491,10 +501,10 @@ static uint64_t sum_bytes(const struct list *l, bool services)
     return sum;
 }
 
-static void end_bytes(struct rpc_peers *ps, struct list *l, bool services, int64_t now_us)
+static void end_bytes(struct rpc_peers *ps, struct list *l, bool services, uint64_t max,
+                      int64_t now_us)
 {
     uint64_t sum = sum_bytes(l, services);
-    uint64_t max = ps->client_bytes * (services ? RPC_PEERS_ALL_TIMES : 1);
     if (sum <= max)
         return;
     qsort(l->v, l->n, sizeof(*l->v), by_size);
@@ -505,6 +515,24 @@ static void end_bytes(struct rpc_peers *ps, struct list *l, bool services, int64
         end_offender(ps, l->v[i], RPC_PEERS_BYTES, now_us);
     }
     drop_ended(l);
+}
+
+/* malloc keeps what the ended connections free, so later growth counts from here. */
+static void end_growth(struct rpc_peers *ps, struct list *l, int64_t now_us)
+{
+    uint64_t sum = sum_bytes(l, false);
+    if (sum < RPC_PEERS_STALL_BYTES || ps->memory < ps->memory_before)
+        ps->memory_before = ps->memory;
+    if (ps->memory - ps->memory_before <= RPC_PEERS_GROWTH_MAX)
+        return;
+    ps->memory_before = ps->memory;
+    end_bytes(ps, l, false, sum / 2, now_us);
+}
+
+static bool have_many_bytes(const struct rpc_peers *ps, const struct list *l)
+{
+    return sum_bytes(l, false) > ps->client_bytes / 4 ||
+           ps->memory - ps->memory_before > RPC_PEERS_GROWTH_MAX / 4;
 }
 
 /* The most useful one first: with a running call, then with any call, then the last one used. */
@@ -552,9 +580,10 @@ unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t no
     mark_gone(ps);
     struct list l = list_seen(ps);
     end_stall(ps, &l, stalled_us, now_us);
-    end_bytes(ps, &l, false, now_us);
-    end_bytes(ps, &l, true, now_us);
-    ps->many_bytes = sum_bytes(&l, false) > ps->client_bytes / 4;
+    end_growth(ps, &l, now_us);
+    end_bytes(ps, &l, false, ps->client_bytes, now_us);
+    end_bytes(ps, &l, true, ps->client_bytes * RPC_PEERS_ALL_TIMES, now_us);
+    ps->many_bytes = have_many_bytes(ps, &l);
     end_crowd(ps, &l);
     free(l.v);
     unsigned n_due = count_due(ps);

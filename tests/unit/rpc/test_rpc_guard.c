@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -244,6 +245,25 @@ static void connections_with_many_bytes_are_seen_often(void **state)
     bare_send(&b, MAX / 2);
     await_scans(2);
     assert_in_range(atomic_load(&poll_ms), 1, usual_ms / 4);
+    bare_done(&b);
+}
+
+static void a_client_that_makes_the_process_grow_is_ended(void **state)
+{
+    enum { GROWTH = RPC_PEERS_GROWTH_MAX / 8 * 9 };
+    (void)state;
+    struct bare_rig b;
+    int before = ended("bytes");
+    bare_init(&b, 0);
+    atomic_store(&b.worker.in_core_us, INT64_MAX); // it is not stalled
+    bare_send(&b, RPC_PEERS_STALL_BYTES * 3 / 2);
+    await_scans(2);
+    char *memory = malloc(GROWTH);
+    assert_non_null(memory);
+    memset(memory, 1, GROWTH);
+    await_scans(2);
+    assert_int_equal(ended("bytes"), before + 1);
+    free(memory);
     bare_done(&b);
 }
 
@@ -538,7 +558,7 @@ static int next_descriptor(void)
     return fd;
 }
 
-/* A guard needs three descriptors, and a server one more. */
+/* A guard needs four descriptors, and a server one more. */
 static void without_descriptors_there_is_no_guard_and_no_server(void **state)
 {
     (void)state;
@@ -558,7 +578,7 @@ static void without_descriptors_there_is_no_guard_and_no_server(void **state)
         rpc_guard_free(g);
         assert_int_equal(next_descriptor(), first);
     }
-    assert_true(n_failed >= 3);
+    assert_true(n_failed >= 4);
     struct rpc_server *s;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
     r = rpc_server_new(&(struct rpc_server_options){0}, &s);
@@ -652,6 +672,7 @@ int main(void)
         cmocka_unit_test(a_slow_callback_is_no_stall),
         cmocka_unit_test(a_long_scan_hides_no_stall),
         cmocka_unit_test(connections_with_many_bytes_are_seen_often),
+        cmocka_unit_test(a_client_that_makes_the_process_grow_is_ended),
         cmocka_unit_test(a_connection_that_tells_no_counts_is_not_ended),
         cmocka_unit_test(a_call_of_a_connection_that_is_over_is_void),
         cmocka_unit_test(a_call_of_a_unix_socket_is_not_watched),

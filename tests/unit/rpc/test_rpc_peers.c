@@ -314,6 +314,53 @@ static void clients_with_a_quarter_of_their_bytes_have_many(void **state)
     rpc_peer_done(peers, p, now_us);
 }
 
+/* A scan of two clients and a service with these bytes. Returns the number of those to end. */
+static unsigned scan_with_memory(uint64_t memory, uint64_t first, uint64_t second)
+{
+    rpc_peers_scan_begin(peers);
+    saw(1, first, 0);
+    saw(2, second, 0);
+    saw(3, EACH + 4 * RPC_PEERS_STALL_BYTES, 0);
+    rpc_peers_memory(peers, memory);
+    return rpc_peers_scan_end(peers, now_us, now_us);
+}
+
+/* gRPC core may need 100 times their bytes. */
+static void a_process_that_grows_ends_the_clients_with_most_bytes(void **state)
+{
+    enum { FEW = RPC_PEERS_STALL_BYTES / 2 };
+    const uint64_t begin = (uint64_t)1 << 33, most = begin + RPC_PEERS_GROWTH_MAX;
+    (void)state;
+    struct rpc_peer_address a = address(3);
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * FEW);
+    struct rpc_peer *service =
+        rpc_peers_call(peers, &a, &(struct rpc_peer_call){.trusted = true}, now_us);
+    assert_int_equal(scan_with_memory(2 * begin, FEW, FEW), 0); // the first one
+    assert_int_equal(scan_with_memory(0, FEW, FEW), 0);
+    assert_int_equal(scan_with_memory(RPC_PEERS_GROWTH_MAX / 4, FEW, FEW), 0);
+    assert_false(rpc_peers_many_bytes(peers));
+    assert_int_equal(scan_with_memory(RPC_PEERS_GROWTH_MAX / 4 + 1, FEW, FEW), 0);
+    assert_true(rpc_peers_many_bytes(peers));
+    assert_int_equal(take(1), RPC_PEERS_KEEP);
+    rpc_peer_done(peers, service, now_us);
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * FEW);
+    service = rpc_peers_call(peers, &a, &(struct rpc_peer_call){.trusted = true}, now_us);
+    assert_int_equal(scan_with_memory(0, 0, 0), 0);
+    assert_int_equal(scan_with_memory(begin, FEW - 1, FEW), 0); // it does not grow by these
+    assert_int_equal(scan_with_memory(most, FEW, FEW + 1), 0);
+    assert_int_equal(scan_with_memory(most + 1, FEW, FEW + 1), 1);
+    assert_int_equal(take(1), RPC_PEERS_KEEP);
+    assert_int_equal(take(2), RPC_PEERS_BYTES);
+    assert_int_equal(take(3), RPC_PEERS_KEEP);
+    assert_int_equal(scan_with_memory(most + 1, 2 * FEW, FEW + 1), 0); // grown no more since
+    assert_int_equal(scan_with_memory(most + 2 + RPC_PEERS_GROWTH_MAX, 2 * FEW, FEW + 1), 1);
+    assert_int_equal(take(1), RPC_PEERS_BYTES);
+    assert_int_equal(take(3), RPC_PEERS_KEEP);
+    rpc_peer_done(peers, service, now_us);
+}
+
 /* Sees one connection, while a thread is stalled since the time given. */
 static enum rpc_peers_end stalled_scan(int64_t stalled_us, uint64_t received)
 {
@@ -784,6 +831,7 @@ int main(void)
         TEST(a_stalled_thread_ends_the_connection_with_most_bytes),
         TEST(services_may_have_four_times_the_bytes_of_clients),
         TEST(clients_with_a_quarter_of_their_bytes_have_many),
+        TEST(a_process_that_grows_ends_the_clients_with_most_bytes),
         TEST(a_stall_ends_all_large_connections_of_the_client),
         TEST(a_stall_ends_one_connection_of_a_service),
         TEST(a_stall_ends_the_connections_of_one_client_at_a_time),
