@@ -27,6 +27,7 @@ static void serve_until_signal(struct proposer *service)
         svc_watchdog();
         rpc_tls_poll();
         proposer_expire(service);
+        svc_trim();
     }
 }
 

@@ -11,7 +11,7 @@
 #include "verifier-svc/settings/verifier_options.h"
 
 #define LOADING_POLL_US 20000 // between two checks of an engine that loads its model
-#define TICK_US 1000000       // between two looks at the certificates
+#define TICK_US 1000000       // between two looks at the certificates and at malloc
 
 /* Waits until the model is loaded. 0: loaded; 1: a stop signal arrived; negative: loading
  * failed. */
@@ -59,8 +59,10 @@ static int serve(struct rpc_service *rpc, struct engine *e)
         return r < 0 ? r : 0;
     rpc_service_serving(rpc, true);
     svc_ready("serving");
-    while (!svc_wait_signal(TICK_US))
+    while (!svc_wait_signal(TICK_US)) {
         rpc_tls_poll();
+        svc_trim();
+    }
     return 0;
 }
 

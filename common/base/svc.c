@@ -17,6 +17,8 @@
 #include "base/log.h"
 #include "base/svc.h"
 
+#define TRIM_KEEP_BYTES (4 << 20) // at the top of the heap, for the next messages
+
 static struct {
     sigset_t signals;
     void (*reload)(void *user); // NULL: none
@@ -37,6 +39,19 @@ static void tune_malloc(void)
 {
     mallopt(M_MMAP_THRESHOLD, 32 << 20);
     mallopt(M_TRIM_THRESHOLD, 512 << 20);
+}
+
+/* A burst may leave as much as M_TRIM_THRESHOLD free at the top of the heap, and any amount below
+ * blocks that are in use. fordblks counts both, also after their return to the kernel. */
+void svc_trim(void)
+{
+    static int64_t looked_us;
+    int64_t now = clock_us();
+    if (now - looked_us < SVC_TRIM_PACE_US)
+        return;
+    looked_us = now;
+    if (mallinfo2().fordblks > SVC_TRIM_BYTES)
+        malloc_trim(TRIM_KEEP_BYTES);
 }
 
 static void raise_nofile(void)

@@ -13,6 +13,11 @@
  * SIGPIPE, raises RLIMIT_NOFILE, tunes malloc for big messages, and detaches a successor
  * (handover.h). */
 void svc_init(void);
+/* Returns freed memory to the kernel if malloc keeps more than SVC_TRIM_BYTES of it. May be called
+ * often: it looks every SVC_TRIM_PACE_US. From one thread. */
+#define SVC_TRIM_BYTES (64u << 20)
+#define SVC_TRIM_PACE_US 5000000
+void svc_trim(void);
 /* Waits for SIGTERM or SIGINT; returns its number, or 0 after timeout_us (below 0: no limit).
  * SIGHUP calls the function of svc_on_reload(); without one, SIGHUP is only logged. */
 int svc_wait_signal(int64_t timeout_us);

@@ -137,7 +137,7 @@ struct rpc_server_options {
                             // with RESOURCE_EXHAUSTED; 0: 8192
     unsigned keepalive_ms;  // silence before a ping, which times out after a third of it; 0: 30 s
     size_t max_unexplained; // bytes that TCP clients sent in unfinished headers and messages;
-                            // above, a connection is ended; 0: 256 MiB, see rpc_peers.h
+                            // above, a connection is ended; 0: 64 MiB, see rpc_peers.h
     unsigned linger_ms;     // time for a client to read a finished answer; 0: 60 s
     mode_t socket_mode;     // of unix sockets; 0: 0600
     unsigned own_role;      // RPC_ROLE_*, see rpc_roles.h; 0: RPC_ROLE_CLIENT

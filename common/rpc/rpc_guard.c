@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -24,7 +25,9 @@
 /* A sender on the same machine can send 100 MB in this time. A scan takes 3 system calls per
  * descriptor. */
 #define SCAN_MS 100
-#define BAN_SCAN_MS 20 // while an address is banned: its connections must not last
+/* While an address is banned, since its connections must not last; and while clients have many
+ * unexplained bytes. */
+#define FAST_SCAN_MS 20
 #define MAX_PAUSE_MS 1000
 
 struct rpc_guard {
@@ -32,6 +35,7 @@ struct rpc_guard {
     bool ports[UINT16_MAX + 1]; // where the server listens
     bool has_ports;
     DIR *descriptors; // /proc/self/fd, open so that a scan needs no descriptor
+    int memory_fd;    // /proc/self/statm
     int wake_fd;
     int pin_fd; // for a duplicate of the descriptor to shut down
     atomic_bool stopping;
@@ -68,18 +72,20 @@ static unsigned max_connections(void)
     return limit.rlim_cur < UINT32_MAX ? (unsigned)limit.rlim_cur / 2 : UINT32_MAX;
 }
 
-int rpc_guard_new(const struct rpc_worker *workers, unsigned n_workers, size_t max_bytes,
+int rpc_guard_new(const struct rpc_worker *workers, unsigned n_workers, size_t client_bytes,
                   struct rpc_guard **ret)
 {
     struct rpc_guard *g = rpc_alloc(1, sizeof(*g));
-    g->peers = rpc_peers_new(max_connections(), max_bytes ? max_bytes : RPC_PEERS_BYTES_MAX);
+    g->peers =
+        rpc_peers_new(max_connections(), client_bytes ? client_bytes : RPC_PEERS_CLIENT_BYTES_MAX);
     g->workers = workers;
     g->n_workers = n_workers;
     g->descriptors = opendir("/proc/self/fd");
+    g->memory_fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
     g->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     g->pin_fd = g->wake_fd < 0 ? -1 : fcntl(g->wake_fd, F_DUPFD_CLOEXEC, 0);
     register_metrics(g);
-    if (!g->descriptors || g->wake_fd < 0 || g->pin_fd < 0) {
+    if (!g->descriptors || g->memory_fd < 0 || g->wake_fd < 0 || g->pin_fd < 0) {
         int r = fail(-errno, "cannot watch connections by /proc/self/fd: %s", strerror(errno));
         rpc_guard_free(g);
         return r;
@@ -104,6 +110,8 @@ void rpc_guard_free(struct rpc_guard *g)
     }
     if (g->descriptors)
         closedir(g->descriptors);
+    if (g->memory_fd >= 0)
+        close(g->memory_fd);
     if (g->wake_fd >= 0)
         close(g->wake_fd);
     if (g->pin_fd >= 0)
@@ -206,6 +214,16 @@ static void for_each_connection(struct rpc_guard *g, void (*fn)(struct rpc_guard
     }
 }
 
+/* Resident bytes that are of no file. */
+static void tell_memory(struct rpc_guard *g)
+{
+    char text[128] = "";
+    uint64_t resident = 0, of_files = 0;
+    ssize_t n = pread(g->memory_fd, text, sizeof(text) - 1, 0);
+    if (n > 0 && sscanf(text, "%*u %" SCNu64 " %" SCNu64, &resident, &of_files) == 2)
+        rpc_peers_memory(g->peers, (resident - of_files) * (uint64_t)sysconf(_SC_PAGESIZE));
+}
+
 /* Since when the thread that entered gRPC core first has been there. */
 static int64_t stalled_since_us(const struct rpc_guard *g)
 {
@@ -223,6 +241,7 @@ static void scan(struct rpc_guard *g)
     int64_t begin_us = clock_us(), stalled_us = stalled_since_us(g);
     rpc_peers_scan_begin(g->peers);
     for_each_connection(g, saw);
+    tell_memory(g);
     if (rpc_peers_scan_end(g->peers, stalled_us, begin_us))
         for_each_connection(g, end_if_due);
 }
@@ -232,7 +251,8 @@ static void pause_after(struct rpc_guard *g, int64_t scan_us)
 {
     struct pollfd p = {.fd = g->wake_fd, .events = POLLIN};
     int64_t begin_us = clock_us();
-    int ms = rpc_peers_any_banned(g->peers, begin_us) ? BAN_SCAN_MS : SCAN_MS;
+    bool fast = rpc_peers_any_banned(g->peers, begin_us) || rpc_peers_many_bytes(g->peers);
+    int ms = fast ? FAST_SCAN_MS : SCAN_MS;
     if (scan_us > ms * 1000)
         ms = scan_us < MAX_PAUSE_MS * 1000 ? (int)(scan_us / 1000) : MAX_PAUSE_MS;
     poll(&p, 1, ms);

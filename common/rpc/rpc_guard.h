@@ -12,10 +12,10 @@ struct rpc_guard;
 struct rpc_worker;
 
 /* workers: the server's threads, which must outlive the guard. A thread is stalled if it stays in
- * gRPC core; each should leave that every RPC_GUARD_BEAT_MS. max_bytes: see rpc_peers.h; 0:
- * RPC_PEERS_BYTES_MAX. */
+ * gRPC core; each should leave that every RPC_GUARD_BEAT_MS. client_bytes: see rpc_peers.h;
+ * 0: RPC_PEERS_CLIENT_BYTES_MAX. */
 #define RPC_GUARD_BEAT_MS 250
-int rpc_guard_new(const struct rpc_worker *workers, unsigned n_workers, size_t max_bytes,
+int rpc_guard_new(const struct rpc_worker *workers, unsigned n_workers, size_t client_bytes,
                   struct rpc_guard **ret);
 void rpc_guard_free(struct rpc_guard *g); // after the last rpc_guard_done(); NULL is fine
 /* A port on which the server listens. Before rpc_guard_start(). */

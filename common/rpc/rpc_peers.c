@@ -53,7 +53,10 @@ struct offender {
 struct rpc_peers {
     pthread_mutex_t mu;
     unsigned max_connections;
-    size_t max_bytes;
+    uint64_t client_bytes; // unexplained, at most
+    bool many_bytes;
+    uint64_t memory;        // of the process
+    uint64_t memory_before; // what it was when clients had few unexplained bytes
     int64_t stall_ended_us; // when a connection was last ended for a stall
     struct offender offenders[OFFENDERS];
     uint64_t seed; // nobody else can tell which addresses share a bucket
@@ -124,7 +127,8 @@ static bool is_recent(const struct offender *o, int64_t now_us)
     return o->n && now_us - o->last_us < RPC_PEERS_BAN_US;
 }
 
-/* Of IPv6 a client has a /64 network, unless the prefix is the same for everybody. */
+/* Of IPv6 a client has a /64 network, unless the prefix is the same for everybody. Each user of
+ * this machine has all of 127.0.0.0/8. */
 static void client_of(const uint8_t ip[16], uint8_t ret[16])
 {
     static const uint8_t nat64[12] = {0, 0x64, 0xff, 0x9b}; // RFC 6052
@@ -133,6 +137,8 @@ static void client_of(const uint8_t ip[16], uint8_t ret[16])
                   memcmp(ip, nat64, sizeof(nat64)) == 0;
     memset(ret, 0, 16);
     memcpy(ret, ip, shared ? 16 : 8);
+    if (IN6_IS_ADDR_V4MAPPED(a) && ip[12] == IN_LOOPBACKNET)
+        memset(ret + 13, 0, 3);
 }
 
 static bool is_same_client(const uint8_t a[16], const uint8_t b[16])
@@ -227,12 +233,13 @@ static struct rpc_peer *find_or_add(struct rpc_peers *ps, const struct rpc_peer_
     return *bucket = p;
 }
 
-struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t max_bytes)
+struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t client_bytes)
 {
     struct rpc_peers *ps = rpc_alloc(1, sizeof(*ps));
     pthread_mutex_init(&ps->mu, NULL);
     ps->max_connections = max_connections;
-    ps->max_bytes = max_bytes;
+    ps->client_bytes = client_bytes;
+    ps->memory_before = UINT64_MAX;
     ps->seed = rng_secret();
     return ps;
 }
@@ -395,6 +402,13 @@ void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a,
     pthread_mutex_unlock(&ps->mu);
 }
 
+void rpc_peers_memory(struct rpc_peers *ps, uint64_t bytes)
+{
+    pthread_mutex_lock(&ps->mu);
+    ps->memory = bytes;
+    pthread_mutex_unlock(&ps->mu);
+}
+
 static void mark_gone(struct rpc_peers *ps)
 {
     for (unsigned i = 0; i < BUCKETS; i++) {
@@ -441,46 +455,84 @@ static void drop_ended(struct list *l)
     l->n = n;
 }
 
+static bool is_large_client(const struct rpc_peer *p)
+{
+    return !p->trusted && p->unexplained >= RPC_PEERS_STALL_BYTES;
+}
+
 /* The order in which they end if they have too many bytes. */
 static int by_size(const void *a, const void *b)
 {
     const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
-    bool p_first = !p->trusted && p->unexplained >= RPC_PEERS_STALL_BYTES;
-    bool q_first = !q->trusted && q->unexplained >= RPC_PEERS_STALL_BYTES;
+    bool p_first = is_large_client(p), q_first = is_large_client(q);
     if (p_first != q_first)
         return p_first ? -1 : 1;
     return (p->unexplained < q->unexplained) - (p->unexplained > q->unexplained);
 }
 
-/* One connection per RPC_PEERS_STALL_US: the thread needs time to continue. */
+/* One connection per RPC_PEERS_STALL_US, since the thread needs time to continue. Together with it
+ * end the others by which its client could continue the stall. */
 static void end_stall(struct rpc_peers *ps, struct list *l, int64_t stalled_us, int64_t now_us)
 {
     int64_t since_us = stalled_us > ps->stall_ended_us ? stalled_us : ps->stall_ended_us;
     if (now_us - since_us < RPC_PEERS_STALL_US || !l->n)
         return;
-    struct rpc_peer **largest = l->v;
+    struct rpc_peer *largest = l->v[0];
     for (unsigned i = 1; i < l->n; i++)
-        largest = by_size(&l->v[i], largest) < 0 ? &l->v[i] : largest;
-    if ((*largest)->unexplained < RPC_PEERS_STALL_BYTES)
+        largest = by_size(&l->v[i], &largest) < 0 ? l->v[i] : largest;
+    if (largest->unexplained < RPC_PEERS_STALL_BYTES)
         return;
-    end_offender(ps, *largest, RPC_PEERS_STALL, now_us);
+    for (unsigned i = 0; i < l->n; i++) {
+        bool with_it = is_large_client(largest) && is_large_client(l->v[i]) &&
+                       is_same_client(largest->client, l->v[i]->client);
+        if (with_it || l->v[i] == largest)
+            end_offender(ps, l->v[i], RPC_PEERS_STALL, now_us);
+    }
     ps->stall_ended_us = now_us;
     drop_ended(l);
 }
 
-static void end_bytes(struct rpc_peers *ps, struct list *l, int64_t now_us)
+/* Those of clients, or of services too. */
+static uint64_t sum_bytes(const struct list *l, bool services)
 {
     uint64_t sum = 0;
     for (unsigned i = 0; i < l->n; i++)
-        sum += l->v[i]->unexplained;
-    if (sum <= ps->max_bytes)
+        sum += services || !l->v[i]->trusted ? l->v[i]->unexplained : 0;
+    return sum;
+}
+
+static void end_bytes(struct rpc_peers *ps, struct list *l, bool services, uint64_t max,
+                      int64_t now_us)
+{
+    uint64_t sum = sum_bytes(l, services);
+    if (sum <= max)
         return;
     qsort(l->v, l->n, sizeof(*l->v), by_size);
-    for (unsigned i = 0; i < l->n && sum > ps->max_bytes; i++) {
+    for (unsigned i = 0; i < l->n && sum > max; i++) {
+        if (!services && l->v[i]->trusted)
+            continue;
         sum -= l->v[i]->unexplained;
         end_offender(ps, l->v[i], RPC_PEERS_BYTES, now_us);
     }
     drop_ended(l);
+}
+
+/* malloc keeps what the ended connections free, so later growth counts from here. */
+static void end_growth(struct rpc_peers *ps, struct list *l, int64_t now_us)
+{
+    uint64_t sum = sum_bytes(l, false);
+    if (sum < RPC_PEERS_STALL_BYTES || ps->memory < ps->memory_before)
+        ps->memory_before = ps->memory;
+    if (ps->memory - ps->memory_before <= RPC_PEERS_GROWTH_MAX)
+        return;
+    ps->memory_before = ps->memory;
+    end_bytes(ps, l, false, sum / 2, now_us);
+}
+
+static bool have_many_bytes(const struct rpc_peers *ps, const struct list *l)
+{
+    return sum_bytes(l, false) > ps->client_bytes / 4 ||
+           ps->memory - ps->memory_before > RPC_PEERS_GROWTH_MAX / 4;
 }
 
 /* The most useful one first: with a running call, then with any call, then the last one used. */
@@ -528,12 +580,23 @@ unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t no
     mark_gone(ps);
     struct list l = list_seen(ps);
     end_stall(ps, &l, stalled_us, now_us);
-    end_bytes(ps, &l, now_us);
+    end_growth(ps, &l, now_us);
+    end_bytes(ps, &l, false, ps->client_bytes, now_us);
+    end_bytes(ps, &l, true, ps->client_bytes * RPC_PEERS_ALL_TIMES, now_us);
+    ps->many_bytes = have_many_bytes(ps, &l);
     end_crowd(ps, &l);
     free(l.v);
     unsigned n_due = count_due(ps);
     pthread_mutex_unlock(&ps->mu);
     return n_due;
+}
+
+bool rpc_peers_many_bytes(struct rpc_peers *ps)
+{
+    pthread_mutex_lock(&ps->mu);
+    bool many_bytes = ps->many_bytes;
+    pthread_mutex_unlock(&ps->mu);
+    return many_bytes;
 }
 
 enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a,

@@ -7,17 +7,23 @@
  * explain as many as a good client needs for them, in all RPC_PEERS_CREDIT_PER_S. A connection is
  * ended if
  * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
- * - all connections together have more than RPC_PEERS_BYTES_MAX unexplained bytes, and it has most;
+ * - all clients' connections together have more than RPC_PEERS_CLIENT_BYTES_MAX unexplained bytes,
+ *   or those of services too more than RPC_PEERS_ALL_TIMES as many, and it has most;
+ * - the process has grown by more than RPC_PEERS_GROWTH_MAX while clients together had at least
+ *   RPC_PEERS_STALL_BYTES, and it is one of the largest. These have half of the bytes. gRPC core
+ *   may need 100 bytes for one byte of a header;
  * - a thread of the server has been stalled for RPC_PEERS_STALL_US, and it has most of these bytes.
- *   While a client sends fast enough, gRPC core may read and serve nothing else on that thread;
+ *   While a client sends fast enough, gRPC core may read and serve nothing else on that thread. The
+ *   client's other connections with RPC_PEERS_STALL_BYTES end with it;
  * - there are too many connections, and its client has most. Those without a running call end
  *   first: those that never had a call, then those whose last call is the oldest;
  * - it is new, and its address is banned: two of its connections were ended for another reason than
  *   the last one, at most RPC_PEERS_BAN_US apart. The ban ends RPC_PEERS_BAN_US after the last of
  *   these.
  *
- * A trusted client is a service, which passes on what its own clients send. So its connections are
- * ended for their bytes only if no other one has RPC_PEERS_STALL_BYTES, and never cause a ban.
+ * A trusted client is a service, which passes on what its own clients send. Its connections are
+ * known from their first trusted call. They are ended for their bytes only if no other one has
+ * RPC_PEERS_STALL_BYTES, one at a time for a stall, and never cause a ban.
  *
  * Decisions only: the caller passes times and counts. Private to common/rpc.
  *
@@ -32,7 +38,10 @@
 #define RPC_PEERS_RESET_US 1000000
 #define RPC_PEERS_RESETS_PER_S 64 // in the long run
 #define RPC_PEERS_RESETS_BURST 2048
-#define RPC_PEERS_BYTES_MAX (256u << 20)
+/* Of unfinished headers gRPC core 1.51 keeps about five times as many bytes (fields of 104). */
+#define RPC_PEERS_CLIENT_BYTES_MAX (64u << 20)
+#define RPC_PEERS_ALL_TIMES 4 // services are few, and send the prompts of many clients
+#define RPC_PEERS_GROWTH_MAX (256u << 20)
 #define RPC_PEERS_STALL_US 1000000
 #define RPC_PEERS_STALL_BYTES (1u << 20) // less stalls no thread for that time
 /* Bytes without messages that a good client may send, measured with gRPC core's: */
@@ -73,8 +82,8 @@ const char *rpc_peer_address_text(const struct rpc_peer_address *a, char out[RPC
 struct rpc_peers;
 struct rpc_peer;
 
-/* max_bytes: usually RPC_PEERS_BYTES_MAX. */
-struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t max_bytes);
+/* client_bytes: usually RPC_PEERS_CLIENT_BYTES_MAX. */
+struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t client_bytes);
 void rpc_peers_free(struct rpc_peers *ps); // after rpc_peer_done() of all calls
 
 struct rpc_peer_call {
@@ -107,11 +116,16 @@ struct rpc_peer_socket {
 void rpc_peers_scan_begin(struct rpc_peers *ps);
 void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a,
                    const struct rpc_peer_socket *socket, int64_t now_us);
+/* The process's memory in this scan. Before its end. */
+void rpc_peers_memory(struct rpc_peers *ps, uint64_t bytes);
 /* stalled_us: since when the server's slowest thread has been stalled; now_us if none is. Returns
  * the number of connections to end: those for which rpc_peers_take() tells a reason. */
 unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t now_us);
 /* Whether any address is banned. */
 bool rpc_peers_any_banned(struct rpc_peers *ps, int64_t now_us);
+/* Whether clients had more than a quarter of the permitted bytes or growth in the last scan,
+ * without those of the connections that it ended. */
+bool rpc_peers_many_bytes(struct rpc_peers *ps);
 /* Why the connection with this cookie must be ended; RPC_PEERS_KEEP: it need not, or was already
  * taken. */
 enum rpc_peers_end rpc_peers_take(struct rpc_peers *ps, const struct rpc_peer_address *a,

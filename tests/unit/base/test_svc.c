@@ -17,6 +17,15 @@
 #include "lib/lib.h"
 #include "lib/rigs/manager.h"
 
+static int64_t ahead_us; // of the clock
+
+int64_t __real_clock_us(void);
+int64_t __wrap_clock_us(void);
+int64_t __wrap_clock_us(void)
+{
+    return __real_clock_us() + ahead_us;
+}
+
 static void the_manager_is_notified_of_each_state(void **state)
 {
     (void)state;
@@ -135,6 +144,60 @@ static void the_limit_of_open_files_is_raised(void **state)
     assert_int_equal(limit.rlim_cur, limit.rlim_max);
 }
 
+static size_t resident_bytes(void)
+{
+    size_t all = 0, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%zu %zu", &all, &resident), 2);
+    fclose(f);
+    return resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Frees so many small blocks below one that stays, so the heap cannot shrink by itself. Returns
+ * that one. */
+static void *free_below(size_t n_bytes)
+{
+    enum { PIECE = 8000 };
+    size_t n = n_bytes / PIECE;
+    char **pieces = malloc(n * sizeof(*pieces));
+    assert_non_null(pieces);
+    for (size_t i = 0; i < n; i++) {
+        pieces[i] = malloc(PIECE);
+        assert_non_null(pieces[i]);
+        memset(pieces[i], 1, PIECE);
+    }
+    void *top = malloc(1000);
+    for (size_t i = 0; i < n; i++)
+        free(pieces[i]);
+    free(pieces);
+    return top;
+}
+
+/* After a burst. Few freed bytes stay, since the next messages need them; so do all until the next
+ * look. */
+static void freed_memory_returns_to_the_kernel(void **state)
+{
+    enum { FEW = 48 << 20, MANY = 200 << 20 };
+    (void)state;
+    if (LIB_SANITIZED)
+        skip(); // it has its own malloc
+    svc_init();
+    size_t before = resident_bytes();
+    void *few = free_below(FEW);
+    svc_trim();
+    assert_true(resident_bytes() > before + FEW / 2);
+    void *many = free_below(MANY);
+    svc_trim();
+    assert_true(resident_bytes() > before + MANY / 2);
+    ahead_us = SVC_TRIM_PACE_US;
+    svc_trim();
+    assert_true(resident_bytes() < before + MANY / 10);
+    ahead_us = 0;
+    free(few);
+    free(many);
+}
+
 /* Calls svc_listen_fds() in a child whose descriptors 3, 4 ... are fds; returns its result as the
  * exit status of the child. */
 static int listen_fds_with(const int *fds, int n, const char *count)
@@ -215,6 +278,7 @@ int main(void)
                                         manager_close),
         cmocka_unit_test(signals_are_waited_for),
         cmocka_unit_test(the_limit_of_open_files_is_raised),
+        cmocka_unit_test(freed_memory_returns_to_the_kernel),
         cmocka_unit_test(passed_sockets_are_taken_over),
         cmocka_unit_test(only_listening_stream_sockets_are_accepted),
     };

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -28,7 +29,8 @@ static atomic_int n_failing_dups;             // calls of dup3() that fail
 static atomic_int n_failing_looks;            // calls of getsockopt() of a connection that fail
 static atomic_int_fast64_t ahead_us, jump_us; // of the clock; of its jump after the next poll()
 static atomic_int_fast64_t look_us;           // that a look at a connection takes
-static int n_polls;                           // with a time limit
+static int n_polls;                           // with a time limit ...
+static atomic_int poll_ms;                    // ... which the last one had
 
 int __real_dup3(int from, int to, int flags);
 int __wrap_dup3(int from, int to, int flags);
@@ -55,6 +57,7 @@ int __wrap_poll(struct pollfd *p, nfds_t n, int timeout_ms)
     int r = __real_poll(p, n, timeout_ms);
     if (timeout_ms > 0) {
         atomic_fetch_add(&ahead_us, atomic_exchange(&jump_us, 0));
+        atomic_store(&poll_ms, timeout_ms);
         rpc_rig_bump(&n_polls);
     }
     return r;
@@ -181,7 +184,7 @@ struct bare_rig {
     int listener, server, client;
 };
 
-static void bare_init(struct bare_rig *b)
+static void bare_init(struct bare_rig *b, size_t client_bytes)
 {
     uint16_t port;
     b->listener = listening_socket(&port);
@@ -192,7 +195,7 @@ static void bare_init(struct bare_rig *b)
     b->server = accept(b->listener, NULL, NULL);
     assert_true(b->server >= 0);
     atomic_init(&b->worker.in_core_us, clock_us());
-    assert_int_equal(rpc_guard_new(&b->worker, 1, 0, &b->guard), 0);
+    assert_int_equal(rpc_guard_new(&b->worker, 1, client_bytes, &b->guard), 0);
     rpc_guard_watch(b->guard, port);
     assert_int_equal(rpc_guard_start(b->guard), 0);
 }
@@ -221,12 +224,46 @@ static void a_long_scan_hides_no_stall(void **state)
     struct bare_rig b;
     int before = ended("stall");
     atomic_store(&look_us, RPC_PEERS_STALL_US / 2 + 1);
-    bare_init(&b);
+    bare_init(&b, 0);
     bare_send(&b, RPC_PEERS_STALL_BYTES * 3 / 2);
     for (int i = 0; i < SCANS && ended("stall") == before; i++)
         await_scans(1);
     assert_int_equal(ended("stall"), before + 1);
     atomic_store(&look_us, 0);
+    bare_done(&b);
+}
+
+/* They may soon have too many. */
+static void connections_with_many_bytes_are_seen_often(void **state)
+{
+    enum { MAX = RPC_PEERS_STALL_BYTES / 2 };
+    (void)state;
+    struct bare_rig b;
+    bare_init(&b, MAX);
+    await_scans(2);
+    int usual_ms = atomic_load(&poll_ms);
+    bare_send(&b, MAX / 2);
+    await_scans(2);
+    assert_in_range(atomic_load(&poll_ms), 1, usual_ms / 4);
+    bare_done(&b);
+}
+
+static void a_client_that_makes_the_process_grow_is_ended(void **state)
+{
+    enum { GROWTH = RPC_PEERS_GROWTH_MAX / 8 * 9 };
+    (void)state;
+    struct bare_rig b;
+    int before = ended("bytes");
+    bare_init(&b, 0);
+    atomic_store(&b.worker.in_core_us, INT64_MAX); // it is not stalled
+    bare_send(&b, RPC_PEERS_STALL_BYTES * 3 / 2);
+    await_scans(2);
+    char *memory = malloc(GROWTH);
+    assert_non_null(memory);
+    memset(memory, 1, GROWTH);
+    await_scans(2);
+    assert_int_equal(ended("bytes"), before + 1);
+    free(memory);
     bare_done(&b);
 }
 
@@ -236,7 +273,7 @@ static void a_connection_that_tells_no_counts_is_not_ended(void **state)
     (void)state;
     struct bare_rig b;
     int before = all_ended();
-    bare_init(&b);
+    bare_init(&b, 0);
     bare_send(&b, RPC_PEERS_STALL_BYTES / 2); // does not stall a thread
     await_scans(2);
     atomic_store(&n_failing_looks, 1);
@@ -266,7 +303,7 @@ static void a_call_of_a_connection_that_is_over_is_void(void **state)
     (void)state;
     struct bare_rig b;
     struct rpc_peer *p;
-    bare_init(&b);
+    bare_init(&b, 0);
     assert_int_equal(call_of_descriptor(&b, b.server, &p), 0);
     assert_non_null(p);
     rpc_guard_done(b.guard, p);
@@ -283,7 +320,7 @@ static void a_call_of_a_unix_socket_is_not_watched(void **state)
     struct bare_rig b;
     struct rpc_peer *p;
     int fds[2];
-    bare_init(&b);
+    bare_init(&b, 0);
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
     assert_int_equal(call_of_descriptor(&b, fds[0], &p), 0);
     assert_null(p);
@@ -457,7 +494,7 @@ static void a_gateway_is_not_banned(void **state)
     struct guard_rig g;
     int before = all_ended(), by_bytes = ended("bytes") + ended("stall");
     init_with(&g, false,
-              &(struct rpc_server_options){.max_unexplained = MAX_UNEXPLAINED,
+              &(struct rpc_server_options){.max_unexplained = MAX_UNEXPLAINED / RPC_PEERS_ALL_TIMES,
                                            .own_role = RPC_ROLE_GATEWAY,
                                            .insecure = true});
     for (int i = 0; i < 3; i++) {
@@ -521,7 +558,7 @@ static int next_descriptor(void)
     return fd;
 }
 
-/* A guard needs three descriptors, and a server one more. */
+/* A guard needs four descriptors, and a server one more. */
 static void without_descriptors_there_is_no_guard_and_no_server(void **state)
 {
     (void)state;
@@ -541,7 +578,7 @@ static void without_descriptors_there_is_no_guard_and_no_server(void **state)
         rpc_guard_free(g);
         assert_int_equal(next_descriptor(), first);
     }
-    assert_true(n_failed >= 3);
+    assert_true(n_failed >= 4);
     struct rpc_server *s;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
     r = rpc_server_new(&(struct rpc_server_options){0}, &s);
@@ -634,6 +671,8 @@ int main(void)
         cmocka_unit_test(a_process_that_was_stopped_has_no_stalled_threads),
         cmocka_unit_test(a_slow_callback_is_no_stall),
         cmocka_unit_test(a_long_scan_hides_no_stall),
+        cmocka_unit_test(connections_with_many_bytes_are_seen_often),
+        cmocka_unit_test(a_client_that_makes_the_process_grow_is_ended),
         cmocka_unit_test(a_connection_that_tells_no_counts_is_not_ended),
         cmocka_unit_test(a_call_of_a_connection_that_is_over_is_void),
         cmocka_unit_test(a_call_of_a_unix_socket_is_not_watched),

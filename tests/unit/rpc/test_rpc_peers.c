@@ -274,6 +274,93 @@ static void of_all_connections_that_with_most_bytes_ends(void **state)
     assert_int_equal(take(3), RPC_PEERS_KEEP);
 }
 
+static void services_may_have_four_times_the_bytes_of_clients(void **state)
+{
+    (void)state;
+    struct rpc_peer_address a = address(1);
+    struct rpc_peer *p =
+        rpc_peers_call(peers, &a, &(struct rpc_peer_call){.trusted = true}, now_us);
+    const uint64_t most = EACH + 3 * MAX_BYTES;
+    for (int more = 0; more < 2; more++) {
+        rpc_peers_scan_begin(peers);
+        saw(1, most, 0);
+        saw(2, MAX_BYTES / 2 + 1, 0);
+        saw(3, MAX_BYTES / 2 - 1 + more, 0);
+        assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), more);
+    }
+    assert_int_equal(take(2), RPC_PEERS_BYTES);
+    assert_int_equal(scan(most + MAX_BYTES, 0), RPC_PEERS_KEEP); // no other one is left
+    assert_int_equal(scan(most + MAX_BYTES + 1, 0), RPC_PEERS_BYTES);
+    rpc_peer_done(peers, p, now_us);
+}
+
+static void clients_with_a_quarter_of_their_bytes_have_many(void **state)
+{
+    (void)state;
+    struct rpc_peer_address a = address(9);
+    struct rpc_peer *p =
+        rpc_peers_call(peers, &a, &(struct rpc_peer_call){.trusted = true}, now_us);
+    assert_false(rpc_peers_many_bytes(peers));
+    for (uint64_t more = 0; more < 2; more++) {
+        rpc_peers_scan_begin(peers);
+        saw(9, MAX_BYTES, 0); // of a service
+        saw(1, MAX_BYTES / 8, 0);
+        saw(2, MAX_BYTES / 8 + more, 0);
+        assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 0);
+        assert_int_equal(rpc_peers_many_bytes(peers), more);
+    }
+    assert_int_equal(scan(2 * MAX_BYTES, 0), RPC_PEERS_BYTES);
+    assert_false(rpc_peers_many_bytes(peers)); // the connection is ended
+    rpc_peer_done(peers, p, now_us);
+}
+
+/* A scan of two clients and a service with these bytes. Returns the number of those to end. */
+static unsigned scan_with_memory(uint64_t memory, uint64_t first, uint64_t second)
+{
+    rpc_peers_scan_begin(peers);
+    saw(1, first, 0);
+    saw(2, second, 0);
+    saw(3, EACH + 4 * RPC_PEERS_STALL_BYTES, 0);
+    rpc_peers_memory(peers, memory);
+    return rpc_peers_scan_end(peers, now_us, now_us);
+}
+
+/* gRPC core may need 100 times their bytes. */
+static void a_process_that_grows_ends_the_clients_with_most_bytes(void **state)
+{
+    enum { FEW = RPC_PEERS_STALL_BYTES / 2 };
+    const uint64_t begin = (uint64_t)1 << 33, most = begin + RPC_PEERS_GROWTH_MAX;
+    (void)state;
+    struct rpc_peer_address a = address(3);
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * FEW);
+    struct rpc_peer *service =
+        rpc_peers_call(peers, &a, &(struct rpc_peer_call){.trusted = true}, now_us);
+    assert_int_equal(scan_with_memory(2 * begin, FEW, FEW), 0); // the first one
+    assert_int_equal(scan_with_memory(0, FEW, FEW), 0);
+    assert_int_equal(scan_with_memory(RPC_PEERS_GROWTH_MAX / 4, FEW, FEW), 0);
+    assert_false(rpc_peers_many_bytes(peers));
+    assert_int_equal(scan_with_memory(RPC_PEERS_GROWTH_MAX / 4 + 1, FEW, FEW), 0);
+    assert_true(rpc_peers_many_bytes(peers));
+    assert_int_equal(take(1), RPC_PEERS_KEEP);
+    rpc_peer_done(peers, service, now_us);
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * FEW);
+    service = rpc_peers_call(peers, &a, &(struct rpc_peer_call){.trusted = true}, now_us);
+    assert_int_equal(scan_with_memory(0, 0, 0), 0);
+    assert_int_equal(scan_with_memory(begin, FEW - 1, FEW), 0); // it does not grow by these
+    assert_int_equal(scan_with_memory(most, FEW, FEW + 1), 0);
+    assert_int_equal(scan_with_memory(most + 1, FEW, FEW + 1), 1);
+    assert_int_equal(take(1), RPC_PEERS_KEEP);
+    assert_int_equal(take(2), RPC_PEERS_BYTES);
+    assert_int_equal(take(3), RPC_PEERS_KEEP);
+    assert_int_equal(scan_with_memory(most + 1, 2 * FEW, FEW + 1), 0); // grown no more since
+    assert_int_equal(scan_with_memory(most + 2 + RPC_PEERS_GROWTH_MAX, 2 * FEW, FEW + 1), 1);
+    assert_int_equal(take(1), RPC_PEERS_BYTES);
+    assert_int_equal(take(3), RPC_PEERS_KEEP);
+    rpc_peer_done(peers, service, now_us);
+}
+
 /* Sees one connection, while a thread is stalled since the time given. */
 static enum rpc_peers_end stalled_scan(int64_t stalled_us, uint64_t received)
 {
@@ -294,19 +381,82 @@ static void a_stalled_thread_ends_the_connection_with_most_bytes(void **state)
     assert_int_equal(stalled_scan(early_us, RPC_PEERS_STALL_BYTES), RPC_PEERS_STALL);
 }
 
-static void a_stall_ends_one_connection_at_a_time(void **state)
+static struct rpc_peer_address address_of(const char *text)
+{
+    struct rpc_peer_address a;
+    assert_true(rpc_peer_address_read(text, &a));
+    return a;
+}
+
+static void saw_at(const char *text, uint64_t received)
+{
+    struct rpc_peer_address a = address_of(text);
+    rpc_peers_saw(peers, &a, &(struct rpc_peer_socket){.received = received}, now_us);
+}
+
+static enum rpc_peers_end take_at(const char *text)
+{
+    struct rpc_peer_address a = address_of(text);
+    return rpc_peers_take(peers, &a, 0);
+}
+
+/* The client could continue the stall by its other connections. */
+static void a_stall_ends_all_large_connections_of_the_client(void **state)
+{
+    enum { MANY = RPC_PEERS_STALL_BYTES };
+    (void)state;
+    struct rpc_peer_address a = address(4);
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(9, 20 * MANY);
+    struct rpc_peer *service =
+        rpc_peers_call(peers, &a, &(struct rpc_peer_call){.trusted = true}, now_us);
+    rpc_peers_scan_begin(peers);
+    saw(1, MANY - 1, 0);
+    saw(2, MANY, 0);
+    saw(3, 3 * MANY, 0);
+    saw(4, 9 * MANY, 0);
+    saw_at("ipv4:192.0.2.2:1", 2 * MANY);
+    assert_int_equal(rpc_peers_scan_end(peers, now_us - RPC_PEERS_STALL_US, now_us), 2);
+    assert_int_equal(take(1), RPC_PEERS_KEEP);
+    assert_int_equal(take(2), RPC_PEERS_STALL);
+    assert_int_equal(take(3), RPC_PEERS_STALL);
+    assert_int_equal(take(4), RPC_PEERS_KEEP);
+    assert_int_equal(take_at("ipv4:192.0.2.2:1"), RPC_PEERS_KEEP);
+    rpc_peer_done(peers, service, now_us);
+}
+
+/* They pass on what many clients send. */
+static void a_stall_ends_one_connection_of_a_service(void **state)
 {
     (void)state;
     rpc_peers_free(peers);
     peers = rpc_peers_new(MAX_CONNECTIONS, 10 * RPC_PEERS_STALL_BYTES);
+    rpc_peers_scan_begin(peers);
+    for (uint16_t i = 1; i <= 2; i++) {
+        struct rpc_peer_address a = address(i);
+        const struct rpc_peer_call c = {.trusted = true};
+        rpc_peer_done(peers, rpc_peers_call(peers, &a, &c, now_us), now_us);
+        saw(i, (1 + i) * RPC_PEERS_STALL_BYTES, 0);
+    }
+    assert_int_equal(rpc_peers_scan_end(peers, now_us - RPC_PEERS_STALL_US, now_us), 1);
+    assert_int_equal(take(1), RPC_PEERS_KEEP);
+    assert_int_equal(take(2), RPC_PEERS_STALL);
+}
+
+static void a_stall_ends_the_connections_of_one_client_at_a_time(void **state)
+{
+    static const char *const of_client[] = {"ipv4:192.0.2.1:1", "ipv4:192.0.2.2:1"};
+    (void)state;
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 10 * RPC_PEERS_STALL_BYTES);
     int64_t stalled_us = now_us - RPC_PEERS_STALL_US;
-    for (uint16_t want = 2; want >= 1; want--, now_us += RPC_PEERS_STALL_US) {
+    for (int want = 1; want >= 0; want--, now_us += RPC_PEERS_STALL_US) {
         for (int i = 0; i < 2; i++) {
             rpc_peers_scan_begin(peers);
-            saw(1, 2 * RPC_PEERS_STALL_BYTES, 0);
-            saw(2, 2 * RPC_PEERS_STALL_BYTES + 1, 0);
+            saw_at(of_client[0], 2 * RPC_PEERS_STALL_BYTES);
+            saw_at(of_client[1], 2 * RPC_PEERS_STALL_BYTES + 1);
             assert_int_equal(rpc_peers_scan_end(peers, stalled_us, now_us), i == 0);
-            assert_int_equal(take(want), i == 0 ? RPC_PEERS_STALL : RPC_PEERS_KEEP);
+            assert_int_equal(take_at(of_client[want]), i == 0 ? RPC_PEERS_STALL : RPC_PEERS_KEEP);
         }
     }
 }
@@ -342,13 +492,6 @@ static void connections_with_running_calls_end_last(void **state)
         assert_int_equal(take(i), RPC_PEERS_KEEP);
         rpc_peer_done(peers, p[i], now_us);
     }
-}
-
-static struct rpc_peer_address address_of(const char *text)
-{
-    struct rpc_peer_address a;
-    assert_true(rpc_peer_address_read(text, &a));
-    return a;
 }
 
 /* One address has running calls on all connections; another one opens its first. */
@@ -466,14 +609,14 @@ static void a_service_is_ended_only_if_no_client_has_many_bytes(void **state)
     (void)state;
     int64_t early_us = now_us - RPC_PEERS_STALL_US;
     rpc_peers_free(peers);
-    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY / RPC_PEERS_ALL_TIMES);
     assert_int_equal(end_of_two(8 * MANY, MANY, now_us), 0);
     assert_int_equal(end_of_two(8 * MANY, 2 * MANY, now_us), 2);
     rpc_peers_free(peers);
-    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY / RPC_PEERS_ALL_TIMES);
     assert_int_equal(end_of_two(9 * MANY, MANY - 1, now_us), 1);
     rpc_peers_free(peers);
-    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY);
+    peers = rpc_peers_new(MAX_CONNECTIONS, 9 * MANY / RPC_PEERS_ALL_TIMES);
     assert_int_equal(end_of_two(4 * MANY, MANY, early_us), 2);
     now_us += RPC_PEERS_STALL_US;
     assert_int_equal(end_of_two(4 * MANY, MANY, early_us), 1);
@@ -551,11 +694,9 @@ static void after_two_offences_new_connections_of_the_address_end(void **state)
     rpc_peer_done(peers, other, now_us);
 }
 
-/* A call of an IPv6 client. */
 static struct rpc_peer *call_of(const char *text)
 {
-    struct rpc_peer_address a;
-    assert_true(rpc_peer_address_read(text, &a));
+    struct rpc_peer_address a = address_of(text);
     return rpc_peers_call(peers, &a, &(struct rpc_peer_call){0}, now_us);
 }
 
@@ -603,6 +744,18 @@ static void a_ban_covers_one_address_of_a_shared_prefix(void **state)
     offend_from("ipv6:%5B::3%5D:2");
     offend_from("ipv6:%5B::4%5D:2"); // bans ::/64
     must_serve("ipv4:192.0.2.2:3");
+}
+
+static void a_ban_covers_all_loopback_addresses_of_ipv4(void **state)
+{
+    (void)state;
+    offend_from("ipv4:127.0.0.1:1");
+    offend_from("ipv4:127.1.2.3:1");
+    assert_null(call_of("ipv4:127.255.255.254:2"));
+    must_serve("ipv4:126.1.2.3:2");
+    must_serve("ipv4:128.1.2.3:2");
+    must_serve("ipv6:%5B::1%5D:2");
+    must_serve("ipv6:%5B64:ff9b::127.1.2.3%5D:2");
 }
 
 /* There are more of them than buckets. */
@@ -676,7 +829,12 @@ int main(void)
         TEST(a_connection_that_no_scan_has_seen_leaves_no_account),
         TEST(of_all_connections_that_with_most_bytes_ends),
         TEST(a_stalled_thread_ends_the_connection_with_most_bytes),
-        TEST(a_stall_ends_one_connection_at_a_time),
+        TEST(services_may_have_four_times_the_bytes_of_clients),
+        TEST(clients_with_a_quarter_of_their_bytes_have_many),
+        TEST(a_process_that_grows_ends_the_clients_with_most_bytes),
+        TEST(a_stall_ends_all_large_connections_of_the_client),
+        TEST(a_stall_ends_one_connection_of_a_service),
+        TEST(a_stall_ends_the_connections_of_one_client_at_a_time),
         TEST(of_too_many_connections_those_without_calls_end),
         TEST(connections_with_running_calls_end_last),
         TEST(of_too_many_connections_those_of_the_address_with_most_end),
@@ -689,6 +847,7 @@ int main(void)
         TEST(after_two_offences_new_connections_of_the_address_end),
         TEST(a_ban_covers_the_network_of_an_ipv6_client),
         TEST(a_ban_covers_one_address_of_a_shared_prefix),
+        TEST(a_ban_covers_all_loopback_addresses_of_ipv4),
         TEST(addresses_of_one_bucket_have_separate_accounts),
         TEST(offences_that_lie_apart_ban_nobody),
         TEST(a_service_is_ended_only_if_no_client_has_many_bytes),
