@@ -1,6 +1,6 @@
-/* reader.h - reads large bodies, on one thread beside those of http.
+/* reader.h - reads large bodies and writes large answers, on a thread of its own.
  *
- * Such a job takes up to a tenth of a second. On an http thread, the streams of other clients
+ * Such a job takes up to a tenth of a second. On an http or rpc thread, the streams of other clients
  * would wait for that long. Payers take turns, and jobs of one payer keep their order: a job waits
  * for at most one job of each other payer.
  *
@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include "base/mem.h"
 
-#define READER_BYTES (64u << 10) // a larger body is a job of the reader
+#define READER_BYTES (64u << 10) // a larger body or answer is a job of the reader
 #define READER_MAX_WAITING 1024
 #define READER_STOPPING "the server is shutting down"
 

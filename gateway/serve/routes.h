@@ -15,7 +15,7 @@
 
 struct gateway {
     struct upstream *upstream;
-    struct reader *reader; // of large bodies
+    struct reader *reader; // of large bodies and answers
     struct completions *completions;
     struct auth *auth;         // NULL: no key is required
     struct bad_keys *bad_keys; // unless auth is NULL
