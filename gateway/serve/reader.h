@@ -1,8 +1,8 @@
-/* reader.h - reads large bodies and writes large answers, on a thread of its own.
+/* reader.h - reads large bodies and writes large answers, on a separate thread.
  *
- * Such a job takes up to a tenth of a second. On an http or rpc thread, the streams of other clients
- * would wait for that long. Payers take turns, and jobs of one payer keep their order: a job waits
- * for at most one job of each other payer.
+ * Such a job takes up to a tenth of a second. On an http or rpc thread, the streams of other
+ * clients would wait for that long. Payers take turns, and jobs of one payer keep their order: a
+ * job waits for at most one job of each other payer.
  *
  * Threads: reader_add() on any, also within a job. The others on the main thread. */
 #pragma once

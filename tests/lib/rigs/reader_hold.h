@@ -9,5 +9,6 @@
  * more jobs wait. Ends the test on errors. payer: of all these jobs. */
 void reader_hold(struct reader *r, const char *payer, unsigned n);
 void reader_let_go(void);
-/* Waits until one more job of each payer has run. */
+/* Waits until one more job of each payer has run. The job that runs now counts as one of its
+ * payer. */
 void reader_await(struct reader *r);

@@ -280,7 +280,7 @@ static void a_large_body_is_read_by_the_reader(void **state)
     (void)state;
     Tandem__V1__TokenizeReply m = TANDEM__V1__TOKENIZE_REPLY__INIT;
     put_large_body();
-    reader_hold(g.reader, "", 0);
+    reader_hold(g.reader, "other", 0);
     tokens_encode(&g, r);
     assert_non_null(r->body.data);
     assert_int_equal(asked.n, 0);
@@ -296,7 +296,7 @@ static void a_large_body_may_find_no_place(void **state)
 {
     (void)state;
     put_large_body();
-    reader_hold(g.reader, "", READER_MAX_WAITING);
+    reader_hold(g.reader, "other", READER_MAX_WAITING);
     tokens_encode(&g, r);
     is(503, "too many large requests wait to be read; try again");
 }
@@ -305,7 +305,7 @@ static void a_large_body_that_waits_at_the_end_is_refused(void **state)
 {
     (void)state;
     put_large_body();
-    reader_hold(g.reader, "", 0);
+    reader_hold(g.reader, "other", 0);
     tokens_encode(&g, r);
     reader_stop(g.reader);
     is(503, READER_STOPPING);
@@ -320,7 +320,7 @@ static void a_large_answer_is_written_by_the_reader(void **state)
     m.ids = ids;
     m.n_ids = LARGE;
     encode("{\"prompt\":\"x\"}");
-    reader_hold(g.reader, "", 0);
+    reader_hold(g.reader, "other", 0);
     replies(&m.base);
     assert_int_equal(r->answer, NONE);
     reader_let_go();
