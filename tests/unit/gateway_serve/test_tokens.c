@@ -265,21 +265,22 @@ static int start_large(void **state)
     return request_memory_new(LARGE_MEMORY, &server.memory);
 }
 
-static void put_large_body(void)
+/* Sets a body of n bytes. */
+static void put_body(size_t n)
 {
-    AUTO(mem_free) char *text = malloc(LARGE);
-    memset(text, 'a', LARGE);
+    static const char head[] = "{\"prompt\":\"", tail[] = "\"}";
     buf_init(&r->body, 2 * LARGE);
-    buf_puts(&r->body, "{\"prompt\":\"");
-    buf_add(&r->body, text, LARGE);
-    buf_puts(&r->body, "\"}");
+    buf_puts(&r->body, head);
+    while (r->body.len < n - strlen(tail))
+        buf_puts(&r->body, "a");
+    buf_puts(&r->body, tail);
 }
 
 static void a_large_body_is_read_by_the_reader(void **state)
 {
     (void)state;
     Tandem__V1__TokenizeReply m = TANDEM__V1__TOKENIZE_REPLY__INIT;
-    put_large_body();
+    put_body(LARGE);
     reader_hold(g.reader, "other", 0);
     tokens_encode(&g, r);
     assert_non_null(r->body.data);
@@ -295,7 +296,7 @@ static void a_large_body_is_read_by_the_reader(void **state)
 static void a_large_body_may_find_no_place(void **state)
 {
     (void)state;
-    put_large_body();
+    put_body(LARGE);
     reader_hold(g.reader, "other", READER_MAX_WAITING);
     tokens_encode(&g, r);
     is(503, "too many large requests wait to be read; try again");
@@ -304,7 +305,7 @@ static void a_large_body_may_find_no_place(void **state)
 static void a_large_body_that_waits_at_the_end_is_refused(void **state)
 {
     (void)state;
-    put_large_body();
+    put_body(LARGE);
     reader_hold(g.reader, "other", 0);
     tokens_encode(&g, r);
     reader_stop(g.reader);
@@ -332,6 +333,22 @@ static void a_large_answer_is_written_by_the_reader(void **state)
     is(200, "{\"count\":65537,\"tokens\":[0,0,");
 }
 
+static void up_to_64_kib_are_not_for_the_reader(void **state)
+{
+    (void)state;
+    static uint32_t ids[READER_BYTES];
+    Tandem__V1__TokenizeReply m = TANDEM__V1__TOKENIZE_REPLY__INIT;
+    m.ids = ids;
+    m.n_ids = READER_BYTES - 4; // 4 more bytes of the message
+    assert_int_equal(protobuf_c_message_get_packed_size(&m.base), READER_BYTES);
+    put_body(READER_BYTES);
+    reader_hold(g.reader, "other", 0);
+    tokens_encode(&g, r);
+    assert_int_equal(asked.n, 1);
+    replies(&m.base);
+    is(200, "{\"count\":65532,\"tokens\":[0,0,");
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, end)
 #define LARGE_CASE(name) cmocka_unit_test_setup_teardown(name, start_large, end)
 
@@ -348,6 +365,7 @@ int main(void)
         LARGE_CASE(a_large_body_may_find_no_place),
         LARGE_CASE(a_large_body_that_waits_at_the_end_is_refused),
         LARGE_CASE(a_large_answer_is_written_by_the_reader),
+        LARGE_CASE(up_to_64_kib_are_not_for_the_reader),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
