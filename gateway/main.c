@@ -207,8 +207,9 @@ static int start(const struct gateway_options *o)
              ? rc
              : template_new((unsigned)o->template_workers, (unsigned)(o->template_timeout * 1000),
                             to_us(o->queue_wait), &templates);
+    rc = rc < 0 ? rc : reader_new(&gateway.reader);
     rc = rc < 0 ? rc
-                : completions_new(gateway.upstream, templates, to_us(o->load_wait),
+                : completions_new(gateway.upstream, templates, gateway.reader, to_us(o->load_wait),
                                   to_us(o->queue_wait), &patience, o->tool_format,
                                   &gateway.completions);
     if (rc < 0) {
@@ -328,6 +329,7 @@ static void stop(void)
         http_stop(http);
     template_free(templates);
     upstream_free(gateway.upstream);
+    reader_free(gateway.reader);
     completions_free(gateway.completions);
     http_free(http);
     usage_keeper_free(keeper);

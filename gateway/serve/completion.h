@@ -9,13 +9,13 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include "base/err.h"
-#include "base/queue.h"
 #include "gateway/upstream/upstream_call.h"
 #include "gateway/serve/completions.h"
 #include "gateway/openai/openai_reply.h"
 #include "gateway/serve/access_log.h"
+#include "gateway/serve/reader.h"
 
-#define COMPLETION_STOPPING "the server is shutting down"
+#define COMPLETION_STOPPING READER_STOPPING
 
 struct completions {
     struct upstream *upstream;
@@ -24,9 +24,7 @@ struct completions {
     int64_t load_wait_us, queue_wait_us;
     struct upstream_patience patience;
     atomic_bool draining;
-    struct queue *large; // struct completion, whose bodies `reader` reads
-    pthread_t reader;
-    bool reads; // the reader runs; main thread
+    struct reader *reader; // of large bodies
 
     pthread_mutex_t mu; // guards the fields below
     bool stopping;      // no step may begin
@@ -38,6 +36,7 @@ struct completion {
     struct completion *prev, *next; // in g->all, with g's lock
     atomic_uint n_refs;             // of the connection and of the current step
     struct http_request *http;
+    struct reader_job reading; // its body is large
     struct openai_request q;
     struct verifier *verifier; // for the first prompt, until its call is made
     const struct upstream_model *model;

@@ -5,15 +5,11 @@
 #include <string.h>
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/svc.h"
 #include "gateway/http/answer.h"
 #include "gateway/serve/completion.h"
 #include "gateway/serve/rate_headers.h"
 #include "gateway/openai/json_write.h"
 #include "gateway/upstream/generate_wire.h"
-
-#define LARGE_BYTES (64u << 10) // a larger body is read by the reader
-#define LARGE_MAX_WAITING 1024
 
 /* ---- steps ---- */
 
@@ -259,29 +255,23 @@ static void read_body(struct completion *x)
     }
 }
 
-static void *reader_main(void *user)
+static void read_large(void *user, bool stops)
 {
-    struct completions *g = user;
-    for (struct completion *x; (x = queue_pop(g->large, -1)); svc_asleep()) {
-        svc_awake();
-        if (completion_is_live(x))
-            read_body(x);
-        else
-            completion_unref(x);
-    }
-    return NULL;
+    struct completion *x = user;
+    (void)stops; // completions_abort() has ended all requests before
+    if (completion_is_live(x))
+        read_body(x);
+    else
+        completion_unref(x);
 }
 
-/* Reading a large body takes up to a tenth of a second. On an http thread, the streams of other
- * connections would wait for that long. */
 static void read_later(struct completion *x)
 {
-    if (queue_push(x->g->large, x) == 0)
+    struct openai_fault fault = {.status = 503};
+    if (reader_add(x->g->reader, &x->reading, http_payer(x->http), read_large, x) == 0)
         return;
-    refuse_request(x->http, &x->log,
-                   &(struct openai_fault){.status = 503,
-                                          .text = "too many large requests wait to be read; try "
-                                                  "again"});
+    snprintf(fault.text, sizeof(fault.text), "%s", fail_text());
+    refuse_request(x->http, &x->log, &fault);
     completion_unref(x);
 }
 
@@ -302,34 +292,30 @@ void completions_begin(struct completions *g, struct http_request *r, enum opena
     }
     completion_watch(x);
     http_body(r, &len);
-    if (len > LARGE_BYTES)
+    if (len > READER_BYTES)
         read_later(x);
     else
         read_body(x);
 }
 
-int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us,
-                    int64_t queue_wait_us, const struct upstream_patience *patience,
-                    const char *tool_format, struct completions **ret)
+int completions_new(struct upstream *u, struct template *t, struct reader *reader,
+                    int64_t load_wait_us, int64_t queue_wait_us,
+                    const struct upstream_patience *patience, const char *tool_format,
+                    struct completions **ret)
 {
-    AUTO(completions_free) struct completions *g = calloc(1, sizeof(*g));
+    struct completions *g = calloc(1, sizeof(*g));
     if (!g)
         return fail(-ENOMEM, "completions: no memory");
     pthread_mutex_init(&g->mu, NULL);
-    int rc = queue_new(LARGE_MAX_WAITING, &g->large);
-    if (rc < 0)
-        return rc;
-    if (pthread_create(&g->reader, NULL, reader_main, g) != 0)
-        return fail(-ENOMEM, "completions: cannot start a thread");
-    g->reads = true;
     g->upstream = u;
     g->template = t;
+    g->reader = reader;
     g->tool_format = tool_format;
     g->load_wait_us = load_wait_us;
     g->queue_wait_us = queue_wait_us;
     g->patience = *patience;
     access_log_init();
-    *ret = TAKE(g);
+    *ret = g;
     return 0;
 }
 
@@ -387,16 +373,6 @@ void completions_drain(struct completions *g)
     atomic_store(&g->draining, true);
 }
 
-/* Ends the reader after the requests that wait for it. */
-static void stop_reader(struct completions *g)
-{
-    if (!g->reads)
-        return;
-    queue_close(g->large);
-    pthread_join(g->reader, NULL);
-    g->reads = false;
-}
-
 void completions_abort(struct completions *g)
 {
     pthread_mutex_lock(&g->mu);
@@ -408,7 +384,7 @@ void completions_abort(struct completions *g)
         pthread_mutex_unlock(&x->mu);
     }
     pthread_mutex_unlock(&g->mu);
-    stop_reader(g); // quick: the waiting requests have been aborted
+    reader_stop(g->reader); // quick: the waiting requests have been aborted
     template_stop(g->template);
     upstream_stop(g->upstream);
     completions_tick(g); // ends calls that have no verifier now; nothing else would
@@ -418,8 +394,6 @@ void completions_free(struct completions *g)
 {
     if (!g)
         return;
-    stop_reader(g);
-    queue_free(g->large);
     pthread_mutex_destroy(&g->mu);
     free(g);
 }

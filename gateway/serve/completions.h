@@ -12,13 +12,14 @@
  * - A reader that is too slow is dropped.
  *
  * Threads: completions_begin() on http threads, the steps after it on template and rpc threads, one
- * at a time per request. A body of more than 64 KiB is read on a separate thread, one at a time.
+ * at a time per request. A body of more than 64 KiB is read on the reader's thread (reader.h).
  * completions_new(), completions_abort() and completions_free() on the main thread. */
 #pragma once
 #include <stdint.h>
 #include "base/mem.h"
 #include "gateway/http/http.h"
 #include "gateway/openai/openai_request.h"
+#include "gateway/serve/reader.h"
 #include "gateway/serve/template.h"
 #include "gateway/upstream/upstream.h"
 
@@ -26,17 +27,18 @@ struct completions;
 
 /* tool_format: one of TOOL_FORMAT_NAMES, or "auto": recognised from the model's template. It must
  * outlive the completions. -ENOMEM. */
-int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us,
-                    int64_t queue_wait_us, const struct upstream_patience *patience,
-                    const char *tool_format, struct completions **ret);
+int completions_new(struct upstream *u, struct template *t, struct reader *reader,
+                    int64_t load_wait_us, int64_t queue_wait_us,
+                    const struct upstream_patience *patience, const char *tool_format,
+                    struct completions **ret);
 /* Ends requests that have waited in a verifier's queue for longer than queue_wait_us with 429, and
  * moves answers from verifiers that leave. To be called several times per second, by one thread. */
 void completions_tick(struct completions *g);
 /* Refuses new requests with 503; running requests continue. */
 void completions_drain(struct completions *g);
-/* Ends running requests with error 503, and stops templates and upstream. */
+/* Ends running requests with error 503, and stops the reader, templates and upstream. */
 void completions_abort(struct completions *g);
-/* After http is stopped, and templates and upstream are freed. */
+/* After http and the reader are stopped, and templates and upstream are freed. */
 void completions_free(struct completions *g);
 DEFINE_AUTO(struct completions, completions_free)
 

@@ -10,10 +10,12 @@
 #include "gateway/http/cors.h"
 #include "gateway/serve/completions.h"
 #include "gateway/http/http.h"
+#include "gateway/serve/reader.h"
 #include "gateway/upstream/upstream.h"
 
 struct gateway {
     struct upstream *upstream;
+    struct reader *reader; // of large bodies and answers
     struct completions *completions;
     struct auth *auth;         // NULL: no key is required
     struct bad_keys *bad_keys; // unless auth is NULL

@@ -1,5 +1,6 @@
 /* tokens.c - POST /tokenize and POST /detokenize: the verifier's tokenizer over HTTP. */
 #include <errno.h>
+#include <stdlib.h>
 #include "base/err.h"
 #include "base/log.h"
 #include "gateway/http/answer.h"
@@ -10,19 +11,47 @@
 #define BODY_MAX (64u << 20)
 #define ANSWER_RATIO 8 // memory of the ids or the text and of its JSON, in bytes of the reply
 
-typedef int parse_fn(const char *body, size_t len, const struct openai_memory *memory,
-                     struct openai_request *ret, struct openai_fault *ret_fault);
+struct way;
+
+/* A request, until it is answered. */
+struct tokens {
+    struct gateway *g;
+    struct http_request *http;
+    const struct way *way;
+    struct reader_job job; // for a large body, later for a large answer
+    ProtobufCMessage *reply;
+};
+
+/* What the two endpoints do. */
+struct way {
+    int (*parse)(const char *body, size_t len, const struct openai_memory *memory,
+                 struct openai_request *ret, struct openai_fault *ret_fault);
+    void (*send)(struct tokens *x, struct verifier *v, const struct openai_request *q);
+    void (*write)(const ProtobufCMessage *reply, struct buf *to); // the body of the answer
+};
+
+/* After the request is answered. */
+static void tokens_free(struct tokens *x)
+{
+    if (x->reply)
+        protobuf_c_message_free_unpacked(x->reply, NULL);
+    http_unref(x->http);
+    free(x);
+}
+
+/* ---- request ---- */
 
 /* Reads the body and takes a verifier. false: the request was answered with an error. */
-static bool take_request(struct gateway *g, struct http_request *r, parse_fn *parse,
-                         struct openai_request *ret, struct verifier **ret_verifier)
+static bool take_request(struct tokens *x, struct openai_request *ret,
+                         struct verifier **ret_verifier)
 {
+    struct http_request *r = x->http;
     struct openai_fault fault;
     const struct upstream_model *model;
     size_t len;
     const char *body = http_body(r, &len);
     const struct openai_memory memory = answer_memory(r);
-    int rc = parse(body, len, &memory, ret, &fault);
+    int rc = x->way->parse(body, len, &memory, ret, &fault);
     http_free_body(r);
     http_charge(r, len); // less than while it was parsed
     if (rc == 0 && ((rc = auth_bind_model(http_attached(r), ret, &fault)) < 0 ||
@@ -32,7 +61,7 @@ static bool take_request(struct gateway *g, struct http_request *r, parse_fn *pa
         answer_fault(r, &fault);
         return false;
     }
-    rc = upstream_take(g->upstream, &(struct upstream_want){.model = ret->model}, ret_verifier,
+    rc = upstream_take(x->g->upstream, &(struct upstream_want){.model = ret->model}, ret_verifier,
                        &model);
     if (rc < 0) {
         answer_error(r, rc == -ENOENT ? 404 : 503, fail_text(), rc == -ENOENT ? "model" : "");
@@ -43,33 +72,105 @@ static bool take_request(struct gateway *g, struct http_request *r, parse_fn *pa
     return true;
 }
 
-/* Answers the request; write: writes the body of the answer. */
-static void answer_request(struct http_request *r, const struct rpc_status *status,
-                           ProtobufCMessage *reply,
-                           void (*write)(const ProtobufCMessage *reply, struct buf *to))
+/* The way's send() passes x to on_reply(). */
+static void read_body(struct tokens *x)
+{
+    struct openai_request q;
+    struct verifier *v;
+    if (!take_request(x, &q, &v)) {
+        tokens_free(x);
+        return;
+    }
+    x->way->send(x, v, &q);
+    upstream_release(v);
+    openai_request_done(&q);
+}
+
+static void read_large(void *user, bool stops)
+{
+    struct tokens *x = user;
+    if (!stops) {
+        read_body(x);
+        return;
+    }
+    answer_error(x->http, 503, READER_STOPPING, "");
+    tokens_free(x);
+}
+
+static void begin(struct gateway *g, struct http_request *r, const struct way *way)
+{
+    struct tokens *x = calloc(1, sizeof(*x));
+    size_t len;
+    if (!x) {
+        answer_error(r, 500, "no memory for this request", "");
+        return;
+    }
+    *x = (struct tokens){.g = g, .http = http_ref(r), .way = way};
+    http_body(r, &len);
+    if (len <= READER_BYTES) {
+        read_body(x);
+    } else if (reader_add(g->reader, &x->job, http_payer(r), read_large, x) < 0) {
+        answer_error(r, 503, fail_text(), "");
+        tokens_free(x);
+    }
+}
+
+/* ---- answer ---- */
+
+static void write_answer(struct tokens *x)
 {
     struct buf body;
-    size_t need = reply ? protobuf_c_message_get_packed_size(reply) * ANSWER_RATIO : 0;
-    int rc = http_charge(r, need);
-    if (status->code == RPC_OK && rc < 0) {
-        answer_error(r, answer_charge_status(rc), fail_text(), "");
-    } else if (status->code != RPC_OK) {
-        bool lost = status->code == RPC_UNAVAILABLE;
-        if (lost)
-            log_warn("request lost id=%s: %s", http_id(r), status->text);
-        answer_error(r, answer_status_of(status->code), lost ? UPSTREAM_UNREACHED : status->text,
-                     "");
-    } else {
-        buf_init(&body, BODY_MAX);
-        write(reply, &body);
-        answer_json(r, 200, &body);
+    buf_init(&body, BODY_MAX);
+    x->way->write(x->reply, &body);
+    answer_json(x->http, 200, &body);
+    tokens_free(x);
+}
+
+static void write_large(void *user, bool stops)
+{
+    (void)stops; // memory limits the answers that wait
+    write_answer(user);
+}
+
+static void refuse_request(struct tokens *x, const struct rpc_status *status)
+{
+    bool lost = status->code == RPC_UNAVAILABLE;
+    if (lost)
+        log_warn("request lost id=%s: %s", http_id(x->http), status->text);
+    answer_error(x->http, answer_status_of(status->code), lost ? UPSTREAM_UNREACHED : status->text,
+                 "");
+    tokens_free(x);
+}
+
+static void on_reply(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
+{
+    struct tokens *x = user;
+    size_t len = reply ? protobuf_c_message_get_packed_size(reply) : 0;
+    int rc = http_charge(x->http, len * ANSWER_RATIO);
+    x->reply = reply;
+    if (status->code != RPC_OK) {
+        refuse_request(x, status);
+    } else if (rc < 0) {
+        answer_error(x->http, answer_charge_status(rc), fail_text(), "");
+        tokens_free(x);
+    } else if (len <= READER_BYTES ||
+               reader_add(x->g->reader, &x->job, http_payer(x->http), write_large, x) < 0) {
+        write_answer(x);
     }
-    if (reply)
-        protobuf_c_message_free_unpacked(reply, NULL);
-    http_unref(r);
 }
 
 /* ---- /tokenize ---- */
+
+static void send_text(struct tokens *x, struct verifier *v, const struct openai_request *q)
+{
+    Tandem__V1__TokenizeRequest m = TANDEM__V1__TOKENIZE_REQUEST__INIT;
+    m.text = rpc_data(q->prompts->text, q->prompts->len);
+    m.parse_special = true;
+    m.add_bos = !q->add_special.set || q->add_special.value;
+    m.flow = rpc_text(q->flow);
+    upstream_unary(v, "/tandem.v1.Verifier/Tokenize", CALL_TIMEOUT_US, &m.base,
+                   &tandem__v1__tokenize_reply__descriptor, on_reply, x);
+}
 
 /* As "%u", in a tenth of the time: an answer may have millions of ids. */
 static void write_id(struct buf *to, uint32_t id, bool comma)
@@ -92,29 +193,24 @@ static void write_ids(const ProtobufCMessage *reply, struct buf *to)
     buf_puts(to, "]}\n");
 }
 
-static void on_encoded(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
-{
-    answer_request(user, status, reply, write_ids);
-}
-
 void tokens_encode(struct gateway *g, struct http_request *r)
 {
-    Tandem__V1__TokenizeRequest m = TANDEM__V1__TOKENIZE_REQUEST__INIT;
-    struct openai_request q;
-    struct verifier *v;
-    if (!take_request(g, r, openai_tokenize_parse, &q, &v))
-        return;
-    m.text = rpc_data(q.prompts->text, q.prompts->len);
-    m.parse_special = true;
-    m.add_bos = !q.add_special.set || q.add_special.value;
-    m.flow = rpc_text(q.flow);
-    upstream_unary(v, "/tandem.v1.Verifier/Tokenize", CALL_TIMEOUT_US, &m.base,
-                   &tandem__v1__tokenize_reply__descriptor, on_encoded, http_ref(r));
-    upstream_release(v);
-    openai_request_done(&q);
+    static const struct way way = {openai_tokenize_parse, send_text, write_ids};
+    begin(g, r, &way);
 }
 
 /* ---- /detokenize ---- */
+
+static void send_ids(struct tokens *x, struct verifier *v, const struct openai_request *q)
+{
+    Tandem__V1__DetokenizeRequest m = TANDEM__V1__DETOKENIZE_REQUEST__INIT;
+    m.ids = q->prompts->ids;
+    m.n_ids = q->prompts->n_ids;
+    m.render_special = true;
+    m.flow = rpc_text(q->flow);
+    upstream_unary(v, "/tandem.v1.Verifier/Detokenize", CALL_TIMEOUT_US, &m.base,
+                   &tandem__v1__detokenize_reply__descriptor, on_reply, x);
+}
 
 static void write_text(const ProtobufCMessage *reply, struct buf *to)
 {
@@ -124,24 +220,8 @@ static void write_text(const ProtobufCMessage *reply, struct buf *to)
     buf_puts(to, "}\n");
 }
 
-static void on_decoded(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
-{
-    answer_request(user, status, reply, write_text);
-}
-
 void tokens_decode(struct gateway *g, struct http_request *r)
 {
-    Tandem__V1__DetokenizeRequest m = TANDEM__V1__DETOKENIZE_REQUEST__INIT;
-    struct openai_request q;
-    struct verifier *v;
-    if (!take_request(g, r, openai_detokenize_parse, &q, &v))
-        return;
-    m.ids = q.prompts->ids;
-    m.n_ids = q.prompts->n_ids;
-    m.render_special = true;
-    m.flow = rpc_text(q.flow);
-    upstream_unary(v, "/tandem.v1.Verifier/Detokenize", CALL_TIMEOUT_US, &m.base,
-                   &tandem__v1__detokenize_reply__descriptor, on_decoded, http_ref(r));
-    upstream_release(v);
-    openai_request_done(&q);
+    static const struct way way = {openai_detokenize_parse, send_ids, write_text};
+    begin(g, r, &way);
 }

@@ -1,4 +1,6 @@
-/* tokens.h - POST /tokenize {"prompt", "add_special_tokens"} and POST /detokenize {"tokens"}. */
+/* tokens.h - POST /tokenize {"prompt", "add_special_tokens"} and POST /detokenize {"tokens"}.
+ *
+ * Threads: http threads. The reader (reader.h) reads large bodies and writes large answers. */
 #pragma once
 #include "gateway/serve/routes.h"
 

@@ -1,19 +1,17 @@
 /* test_completions.c - the steps of a request before its calls, and the errors of each. Templates
  * and calls are fakes (--wrap); the choice of a verifier is the real one. */
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "base/clock.h"
 #include "gateway/http/http_request.h"
 #include "gateway/serve/completion.h"
 #include "gateway/serve/template.h"
 #include "gateway/upstream/upstream_impl.h"
 #include "lib/fakes/failing.h"
-#include "lib/fakes/failing_thread.h"
 #include "lib/lib.h"
 #include "lib/rigs/logged.h"
+#include "lib/rigs/reader_hold.h"
 
 #define MEMORY (64u << 10)
 #define LARGE (65u << 10) // of a body that the reader reads
@@ -63,6 +61,7 @@ const char *__wrap_http_field(const struct http_request *r, const char *name)
 static struct upstream u;
 static struct http_server server;
 static struct http_request *r;
+static struct reader *reader;
 static struct completions *g;
 static struct upstream_patience patience;
 static Tandem__V1__ModelInfo info;
@@ -82,11 +81,6 @@ static struct http_request *new_request(void)
     return new;
 }
 
-static void make_gateway(void)
-{
-    assert_int_equal(completions_new(&u, NULL, 0, INT64_C(600000000), &patience, "auto", &g), 0);
-}
-
 static int start(void **state)
 {
     (void)state;
@@ -103,7 +97,8 @@ static int start(void **state)
     server = (struct http_server){.o = {.max_unread = 1000}};
     patience = (struct upstream_patience){0};
     assert_int_equal(request_memory_new(MEMORY, &server.memory), 0);
-    make_gateway();
+    assert_int_equal(reader_new(&reader), 0);
+    assert_int_equal(completions_new(&u, NULL, reader, 0, 600000000, &patience, "auto", &g), 0);
     r = new_request();
     return 0;
 }
@@ -126,6 +121,7 @@ static int end(void **state)
     (void)state;
     if (r)
         end_request();
+    reader_free(reader);
     completions_free(g);
     request_memory_free(server.memory);
     return 0;
@@ -292,73 +288,66 @@ static void a_request_without_memory_is_500(void **state)
     logged_end();
 }
 
-static void a_gateway_without_memory_or_a_thread_is_an_error(void **state)
+static void a_gateway_without_memory_is_an_error(void **state)
 {
     (void)state;
     struct completions *none = NULL;
-    for (unsigned n = 1; n <= 3; n++) { // itself, the queue, its places
-        failing_at(n);
-        assert_int_equal(completions_new(&u, NULL, 0, 1, &patience, "auto", &none), -ENOMEM);
-        assert_true(failing_has_failed());
-    }
-    failing_thread_at(1);
-    assert_int_equal(completions_new(&u, NULL, 0, 1, &patience, "auto", &none), -ENOMEM);
-    assert_string_equal(fail_text(), "completions: cannot start a thread");
+    failing_at(1);
+    assert_int_equal(completions_new(&u, NULL, reader, 0, 1, &patience, "auto", &none), -ENOMEM);
+    assert_true(failing_has_failed());
     assert_null(none);
 }
 
 /* ---- large bodies ---- */
 
-static void begin_large(struct completions *of)
+static void begin_large(void)
 {
     AUTO(mem_free) char *text = text_of(LARGE);
-    buf_puts(&r->body, text);
-    completions_begin(of, r, OPENAI_COMPLETION);
+    begin(OPENAI_COMPLETION, text);
+}
+
+static void a_large_body_is_read_by_the_reader(void **state)
+{
+    (void)state;
+    reader_hold(reader, "other", 0);
+    begin_large();
+    assert_int_equal(r->answer, NONE);
+    reader_let_go();
+    reader_await(reader);
+    refused(413, TOO_LARGE);
 }
 
 static void large_requests_that_wait_are_limited(void **state)
 {
     (void)state;
-    struct completions full = {.upstream = &u, .mu = PTHREAD_MUTEX_INITIALIZER}; // nobody reads
-    assert_int_equal(queue_new(1, &full.large), 0);
-    begin_large(&full);
-    struct http_request *first = r;
-    r = new_request();
-    begin_large(&full);
+    reader_hold(reader, "other", READER_MAX_WAITING);
+    begin_large();
     refused(503, "too many large requests wait to be read; try again");
-    http_notify_close(r);
-    http_unref(r);
-    r = first;
-    assert_int_equal(r->answer, NONE);
-    struct completion *x = queue_pop(full.large, 0);
-    assert_ptr_equal(x, full.all);
-    completion_unref(x); // its step
-    http_notify_close(r);
-    assert_null(full.all);
-    queue_free(full.large);
-}
-
-static bool is_answered(void)
-{
-    pthread_mutex_lock(&r->mu);
-    bool is = r->answer != NONE;
-    pthread_mutex_unlock(&r->mu);
-    return is;
 }
 
 static void a_large_request_is_not_read_after_its_end(void **state)
 {
     (void)state;
+    reader_hold(reader, "other", 0);
+    begin_large();
+    http_notify_close(r);
+    reader_let_go();
+    reader_await(reader);
+    assert_int_equal(r->answer, NONE);
+}
+
+static void a_large_request_is_refused_when_the_gateway_stops(void **state)
+{
+    (void)state;
     pthread_mutex_lock(&g->mu);
     g->stopping = true;
     pthread_mutex_unlock(&g->mu);
-    begin_large(g);
-    for (unsigned i = 0; i < 20000 && !is_answered(); i++)
-        poll(NULL, 0, 1);
+    begin_large();
+    reader_stop(reader);
     refused(503, COMPLETION_STOPPING);
-    http_notify_close(r);
-    completions_free(g); // the reader has dropped the request
-    make_gateway();
+    next_request();
+    begin_large(); // completions_drain() was not called
+    refused(503, COMPLETION_STOPPING);
 }
 
 /* ---- streams ---- */
@@ -422,9 +411,11 @@ int main(void)
         CASE(a_rendering_is_charged),
         CASE(ids_of_an_answer_are_charged_before_its_call),
         CASE(a_request_without_memory_is_500),
-        CASE(a_gateway_without_memory_or_a_thread_is_an_error),
+        CASE(a_gateway_without_memory_is_an_error),
+        CASE(a_large_body_is_read_by_the_reader),
         CASE(large_requests_that_wait_are_limited),
         CASE(a_large_request_is_not_read_after_its_end),
+        CASE(a_large_request_is_refused_when_the_gateway_stops),
         CASE(a_stream_that_nobody_reads_is_dropped_once),
         CASE(events_of_a_newer_verifier_are_ignored),
     };

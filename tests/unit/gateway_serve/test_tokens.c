@@ -6,9 +6,13 @@
 #include "gateway/keys/auth.h"
 #include "gateway/serve/tokens.h"
 #include "gateway/upstream/upstream_impl.h"
+#include "lib/fakes/failing.h"
 #include "lib/lib.h"
+#include "lib/rigs/reader_hold.h"
 
-#define MEMORY 4000 // of requests; one may use half of it
+#define MEMORY 4000              // of requests; one may use half of it
+#define LARGE (READER_BYTES + 1) // bytes of a body or of a reply
+#define LARGE_MEMORY (8u << 20)
 
 /* ---- fakes ---- */
 
@@ -77,6 +81,7 @@ static int start(void **state)
     u.verifiers[0] = (struct verifier){
         .u = &u, .target = (char *)"unix:/a", .state = UPSTREAM_READY, .model = &snapshot.model};
     g = (struct gateway){.upstream = &u};
+    assert_int_equal(reader_new(&g.reader), 0);
     assert_int_equal(request_memory_new(MEMORY, &server.memory), 0);
     r = calloc(1, sizeof(*r));
     *r = (struct http_request){.s = &server, .id = "id-1"};
@@ -89,6 +94,7 @@ static int start(void **state)
 static int end(void **state)
 {
     (void)state;
+    reader_free(g.reader);
     assert_int_equal(atomic_load(&r->n_refs), 1);
     assert_int_equal(atomic_load(&snapshot.n_refs), 1);
     assert_int_equal(atomic_load(&u.verifiers[0].n_requests), 0);
@@ -242,14 +248,125 @@ static void an_answer_must_find_memory(void **state)
     is(413, "half of max_bodies_mib");
 }
 
+static void a_request_without_memory_is_500(void **state)
+{
+    (void)state;
+    failing_at(1);
+    tokens_encode(&g, r);
+    assert_true(failing_has_failed());
+    is(500, "no memory for this request");
+}
+
+/* ---- large bodies and answers ---- */
+
+static int start_large(void **state)
+{
+    start(state);
+    request_memory_free(server.memory);
+    return request_memory_new(LARGE_MEMORY, &server.memory);
+}
+
+/* Sets a body of n bytes. */
+static void put_body(size_t n)
+{
+    static const char head[] = "{\"prompt\":\"", tail[] = "\"}";
+    buf_init(&r->body, 2 * LARGE);
+    buf_puts(&r->body, head);
+    while (r->body.len < n - strlen(tail))
+        buf_puts(&r->body, "a");
+    buf_puts(&r->body, tail);
+}
+
+static void a_large_body_is_read_by_the_reader(void **state)
+{
+    (void)state;
+    Tandem__V1__TokenizeReply m = TANDEM__V1__TOKENIZE_REPLY__INIT;
+    put_body(LARGE);
+    reader_hold(g.reader, "other", 0);
+    tokens_encode(&g, r);
+    assert_non_null(r->body.data);
+    assert_int_equal(asked.n, 0);
+    reader_let_go();
+    reader_await(g.reader);
+    assert_null(r->body.data);
+    assert_int_equal(asked.n, 1);
+    replies(&m.base);
+    is(200, "{\"count\":0,\"tokens\":[]}\n");
+}
+
+static void a_large_body_may_find_no_place(void **state)
+{
+    (void)state;
+    put_body(LARGE);
+    reader_hold(g.reader, "other", READER_MAX_WAITING);
+    tokens_encode(&g, r);
+    is(503, "too many large requests wait to be read; try again");
+}
+
+static void a_large_body_that_waits_at_the_end_is_refused(void **state)
+{
+    (void)state;
+    put_body(LARGE);
+    reader_hold(g.reader, "other", 0);
+    tokens_encode(&g, r);
+    reader_stop(g.reader);
+    is(503, READER_STOPPING);
+    assert_int_equal(asked.n, 0);
+}
+
+static void a_large_answer_is_written_by_the_reader(void **state)
+{
+    (void)state;
+    static uint32_t ids[LARGE];
+    Tandem__V1__TokenizeReply m = TANDEM__V1__TOKENIZE_REPLY__INIT;
+    m.ids = ids;
+    m.n_ids = LARGE;
+    encode("{\"prompt\":\"x\"}");
+    reader_hold(g.reader, "other", 0);
+    replies(&m.base);
+    assert_int_equal(r->answer, NONE);
+    reader_let_go();
+    reader_await(g.reader);
+    is(200, "{\"count\":65537,\"tokens\":[0,0,");
+    encode("{\"prompt\":\"x\"}");
+    reader_stop(g.reader);
+    replies(&m.base); // is written all the same
+    is(200, "{\"count\":65537,\"tokens\":[0,0,");
+}
+
+static void up_to_64_kib_are_not_for_the_reader(void **state)
+{
+    (void)state;
+    static uint32_t ids[READER_BYTES];
+    Tandem__V1__TokenizeReply m = TANDEM__V1__TOKENIZE_REPLY__INIT;
+    m.ids = ids;
+    m.n_ids = READER_BYTES - 4; // 4 more bytes of the message
+    assert_int_equal(protobuf_c_message_get_packed_size(&m.base), READER_BYTES);
+    put_body(READER_BYTES);
+    reader_hold(g.reader, "other", 0);
+    tokens_encode(&g, r);
+    assert_int_equal(asked.n, 1);
+    replies(&m.base);
+    is(200, "{\"count\":65532,\"tokens\":[0,0,");
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, end)
+#define LARGE_CASE(name) cmocka_unit_test_setup_teardown(name, start_large, end)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(every_id_is_written_in_full),      CASE(ids_become_text),
-        CASE(calls_have_the_flow_of_their_key), CASE(errors_have_their_status),
+        CASE(every_id_is_written_in_full),
+        CASE(ids_become_text),
+        CASE(calls_have_the_flow_of_their_key),
+        CASE(errors_have_their_status),
         CASE(an_answer_must_find_memory),
+        CASE(a_request_without_memory_is_500),
+        LARGE_CASE(a_large_body_is_read_by_the_reader),
+        LARGE_CASE(a_large_body_may_find_no_place),
+        LARGE_CASE(a_large_body_that_waits_at_the_end_is_refused),
+        LARGE_CASE(a_large_answer_is_written_by_the_reader),
+        LARGE_CASE(up_to_64_kib_are_not_for_the_reader),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,166 @@
+/* reader.c - a thread, and the turns of payers at it. */
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <xxhash.h>
+#include "base/err.h"
+#include "base/rng.h"
+#include "base/svc.h"
+#include "gateway/serve/reader.h"
+
+struct reader {
+    pthread_t thread;
+    bool runs;       // the thread; main thread
+    uint64_t secret; // clients must not choose payers that collide
+
+    pthread_mutex_t mu; // guards the fields below
+    pthread_cond_t changed;
+    struct reader_job *first; // of the payer whose turn is next; NULL: none
+    bool busy;                // a job runs
+    uint64_t payer;           // of the job that runs ...
+    struct reader_job *rest;  // ... its first waiting job
+    unsigned n;               // jobs that wait
+    bool stopped;
+};
+
+/* ---- turns, with the lock ---- */
+
+/* The first waiting job of the payer. NULL: none. */
+static struct reader_job *find_first(struct reader *r, uint64_t payer)
+{
+    if (r->busy && r->payer == payer)
+        return r->rest;
+    struct reader_job *job = r->first;
+    while (job && job->payer != payer)
+        job = job->later;
+    return job;
+}
+
+/* The payer's next turn comes after those of all others. */
+static void append_payer(struct reader *r, struct reader_job *first)
+{
+    struct reader_job **at = &r->first;
+    while (*at)
+        at = &(*at)->later;
+    *at = first;
+}
+
+static void append_job(struct reader *r, struct reader_job *job)
+{
+    struct reader_job *first = find_first(r, job->payer);
+    r->n++;
+    if (first) {
+        first->last->next = job;
+        first->last = job;
+    } else if (r->busy && r->payer == job->payer) {
+        r->rest = job;
+    } else {
+        append_payer(r, job);
+    }
+}
+
+/* Waits for a job and removes it. NULL: the reader has stopped, and no job waits. */
+static struct reader_job *take_job(struct reader *r)
+{
+    while (!r->first && !r->stopped)
+        pthread_cond_wait(&r->changed, &r->mu);
+    struct reader_job *job = r->first;
+    if (!job)
+        return NULL;
+    r->first = job->later;
+    r->rest = job->next;
+    if (r->rest)
+        r->rest->last = job->last;
+    r->payer = job->payer;
+    r->busy = true;
+    r->n--;
+    return job;
+}
+
+/* Payers that came during the job have their turns before its payer. */
+static void end_turn(struct reader *r)
+{
+    if (r->rest)
+        append_payer(r, r->rest);
+    r->rest = NULL;
+    r->busy = false;
+}
+
+/* ---- thread ---- */
+
+static void *reader_main(void *user)
+{
+    struct reader *r = user;
+    pthread_mutex_lock(&r->mu);
+    for (struct reader_job *job; (job = take_job(r)); end_turn(r)) {
+        bool stops = r->stopped;
+        pthread_mutex_unlock(&r->mu);
+        svc_awake();
+        job->fn(job->user, stops);
+        svc_asleep();
+        pthread_mutex_lock(&r->mu);
+    }
+    pthread_mutex_unlock(&r->mu);
+    return NULL;
+}
+
+int reader_new(struct reader **ret)
+{
+    AUTO(reader_free) struct reader *r = calloc(1, sizeof(*r));
+    if (!r)
+        return fail(-ENOMEM, "reader: no memory");
+    pthread_mutex_init(&r->mu, NULL);
+    pthread_cond_init(&r->changed, NULL);
+    r->secret = rng_secret();
+    if (pthread_create(&r->thread, NULL, reader_main, r) != 0)
+        return fail(-ENOMEM, "reader: cannot start a thread");
+    r->runs = true;
+    *ret = TAKE(r);
+    return 0;
+}
+
+static int try_add(struct reader *r, struct reader_job *job)
+{
+    if (r->stopped)
+        return fail(-EPIPE, READER_STOPPING);
+    if (r->n == READER_MAX_WAITING)
+        return fail(-EAGAIN, "too many large requests wait to be read; try again");
+    append_job(r, job);
+    pthread_cond_signal(&r->changed);
+    return 0;
+}
+
+int reader_add(struct reader *r, struct reader_job *job, const char *payer, reader_fn *fn,
+               void *user)
+{
+    *job = (struct reader_job){.fn = fn,
+                               .user = user,
+                               .payer = XXH3_64bits_withSeed(payer, strlen(payer), r->secret),
+                               .last = job};
+    pthread_mutex_lock(&r->mu);
+    int rc = try_add(r, job);
+    pthread_mutex_unlock(&r->mu);
+    return rc;
+}
+
+void reader_stop(struct reader *r)
+{
+    if (!r || !r->runs)
+        return;
+    pthread_mutex_lock(&r->mu);
+    r->stopped = true;
+    pthread_cond_signal(&r->changed);
+    pthread_mutex_unlock(&r->mu);
+    pthread_join(r->thread, NULL);
+    r->runs = false;
+}
+
+void reader_free(struct reader *r)
+{
+    if (!r)
+        return;
+    reader_stop(r);
+    pthread_cond_destroy(&r->changed);
+    pthread_mutex_destroy(&r->mu);
+    free(r);
+}

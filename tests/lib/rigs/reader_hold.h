@@ -1,0 +1,14 @@
+/* reader_hold.h - holds the thread of a reader, in programs linked with --wrap=pthread_join
+ * (tests/CMakeLists.txt).
+ *
+ * Threads: the test's only. */
+#pragma once
+#include "gateway/serve/reader.h"
+
+/* The reader runs a job until reader_let_go(), or until reader_stop() waits for its thread. Then n
+ * more jobs wait. Ends the test on errors. payer: of all these jobs. */
+void reader_hold(struct reader *r, const char *payer, unsigned n);
+void reader_let_go(void);
+/* Waits until one more job of each payer has run. The job that runs now counts as one of its
+ * payer. */
+void reader_await(struct reader *r);
