@@ -438,7 +438,8 @@ static void a_stream_whose_rounds_have_no_place_ends_with_the_reason(void **stat
     assert_string_equal(t.status.text, "too many rounds wait for a draft");
     atomic_store(&is_held, false);
     sem_post(&may_draft);
-    s = open_stream(&t); // the thread continues
+    AWAIT(n_streams() == 0); // all rounds have left the queue
+    s = open_stream(&t);
     rpc_stream_send(s, round_of(1, 1));
     rpc_rig_await(&t.messages, 1);
     rpc_stream_close(s);
