@@ -27,7 +27,7 @@ struct template_turn {
     struct template_turn *next; // of the same payer
     uint64_t key;               // of payer and template
     int64_t since_us;
-    bool probes; // its template has failed, and no other chat of it begins meanwhile
+    bool probes;      // its template has failed, and no other chat of it begins meanwhile
     unsigned retry_s; // after -EBUSY: when its template is tried again, rounded up
 };
 
