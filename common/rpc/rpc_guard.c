@@ -3,8 +3,8 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <linux/tcp.h>
+#include <malloc.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -35,7 +35,6 @@ struct rpc_guard {
     bool ports[UINT16_MAX + 1]; // where the server listens
     bool has_ports;
     DIR *descriptors; // /proc/self/fd, open so that a scan needs no descriptor
-    int memory_fd;    // /proc/self/statm
     int wake_fd;
     int pin_fd; // for a duplicate of the descriptor to shut down
     atomic_bool stopping;
@@ -81,11 +80,10 @@ int rpc_guard_new(const struct rpc_worker *workers, unsigned n_workers, size_t c
     g->workers = workers;
     g->n_workers = n_workers;
     g->descriptors = opendir("/proc/self/fd");
-    g->memory_fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
     g->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     g->pin_fd = g->wake_fd < 0 ? -1 : fcntl(g->wake_fd, F_DUPFD_CLOEXEC, 0);
     register_metrics(g);
-    if (!g->descriptors || g->memory_fd < 0 || g->wake_fd < 0 || g->pin_fd < 0) {
+    if (!g->descriptors || g->wake_fd < 0 || g->pin_fd < 0) {
         int r = fail(-errno, "cannot watch connections by /proc/self/fd: %s", strerror(errno));
         rpc_guard_free(g);
         return r;
@@ -110,8 +108,6 @@ void rpc_guard_free(struct rpc_guard *g)
     }
     if (g->descriptors)
         closedir(g->descriptors);
-    if (g->memory_fd >= 0)
-        close(g->memory_fd);
     if (g->wake_fd >= 0)
         close(g->wake_fd);
     if (g->pin_fd >= 0)
@@ -214,16 +210,6 @@ static void for_each_connection(struct rpc_guard *g, void (*fn)(struct rpc_guard
     }
 }
 
-/* Resident bytes that are of no file. */
-static void tell_memory(struct rpc_guard *g)
-{
-    char text[128] = "";
-    uint64_t resident = 0, of_files = 0;
-    ssize_t n = pread(g->memory_fd, text, sizeof(text) - 1, 0);
-    if (n > 0 && sscanf(text, "%*u %" SCNu64 " %" SCNu64, &resident, &of_files) == 2)
-        rpc_peers_memory(g->peers, (resident - of_files) * (uint64_t)sysconf(_SC_PAGESIZE));
-}
-
 /* Since when the thread that entered gRPC core first has been there. */
 static int64_t stalled_since_us(const struct rpc_guard *g)
 {
@@ -241,7 +227,7 @@ static void scan(struct rpc_guard *g)
     int64_t begin_us = clock_us(), stalled_us = stalled_since_us(g);
     rpc_peers_scan_begin(g->peers);
     for_each_connection(g, saw);
-    tell_memory(g);
+    rpc_peers_memory(g->peers, mallinfo2().uordblks); // weights and KV are not in it
     if (rpc_peers_scan_end(g->peers, stalled_us, begin_us))
         for_each_connection(g, end_if_due);
 }

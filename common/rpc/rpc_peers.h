@@ -9,9 +9,9 @@
  * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
  * - all clients' connections together have more than RPC_PEERS_CLIENT_BYTES_MAX unexplained bytes,
  *   or those of services too more than RPC_PEERS_ALL_TIMES as many, and it has most;
- * - the process has grown by more than RPC_PEERS_GROWTH_MAX while clients together had at least
- *   RPC_PEERS_STALL_BYTES, and it is one of the largest. These have half of the bytes. gRPC core
- *   may need 100 bytes for one byte of a header;
+ * - the process has allocated RPC_PEERS_GROWTH_MAX more, in small pieces, while clients together had
+ *   at least RPC_PEERS_STALL_BYTES, and it is one of the largest. These have half of the bytes. gRPC
+ *   core may need 100 bytes for one byte of a header. Weights and KV are no small pieces;
  * - a thread of the server has been stalled for RPC_PEERS_STALL_US, and it has most of these bytes.
  *   While a client sends fast enough, gRPC core may read and serve nothing else on that thread. The
  *   client's other connections with RPC_PEERS_STALL_BYTES end with it;
@@ -116,7 +116,7 @@ struct rpc_peer_socket {
 void rpc_peers_scan_begin(struct rpc_peers *ps);
 void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a,
                    const struct rpc_peer_socket *socket, int64_t now_us);
-/* The process's memory in this scan. Before its end. */
+/* Bytes that the process has allocated in small pieces. In a scan, before its end. */
 void rpc_peers_memory(struct rpc_peers *ps, uint64_t bytes);
 /* stalled_us: since when the server's slowest thread has been stalled; now_us if none is. Returns
  * the number of connections to end: those for which rpc_peers_take() tells a reason. */
