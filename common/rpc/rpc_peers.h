@@ -9,9 +9,9 @@
  * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
  * - all clients' connections together have more than RPC_PEERS_CLIENT_BYTES_MAX unexplained bytes,
  *   or those of services too more than RPC_PEERS_ALL_TIMES as many, and it has most;
- * - the process has allocated RPC_PEERS_GROWTH_MAX more, in small pieces, while clients together had
- *   at least RPC_PEERS_STALL_BYTES, and it is one of the largest. These have half of the bytes. gRPC
- *   core may need 100 bytes for one byte of a header. Weights and KV are no small pieces;
+ * - the process has allocated RPC_PEERS_GROWTH_MAX more, in small pieces, while clients together
+ *   had at least RPC_PEERS_STALL_BYTES, and it is one of the largest. These have half of the bytes.
+ *   gRPC core may need 100 bytes for one byte of a header. Weights and KV are no small pieces;
  * - a thread of the server has been stalled for RPC_PEERS_STALL_US, and it has most of these bytes.
  *   While a client sends fast enough, gRPC core may read and serve nothing else on that thread. The
  *   client's other connections with RPC_PEERS_STALL_BYTES end with it;
