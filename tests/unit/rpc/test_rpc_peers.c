@@ -547,7 +547,7 @@ static void many_connections_with_many_bytes_end_in_little_time(void **state)
     peers = rpc_peers_new(N, MAX_BYTES);
     clock_t begin = clock(); // of the CPU
     rpc_peers_scan_begin(peers);
-    for (uint16_t i = 0; i < N; i++)
+    for (unsigned i = 0; i < N; i++)
         saw(i, 100, 0);
     assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), N - MAX_BYTES / 100);
     assert_true(clock() - begin < CLOCKS_PER_SEC / 2);
@@ -764,10 +764,10 @@ static void addresses_of_one_bucket_have_separate_accounts(void **state)
     enum { N = 20000, ENDED = 77 };
     static struct rpc_peer *p[N];
     (void)state;
-    for (uint16_t i = 0; i < N; i++)
+    for (unsigned i = 0; i < N; i++)
         p[i] = call(i, 0);
     assert_true(reset_until_end(p[ENDED], 9000));
-    for (uint16_t i = 0; i < N; i++) {
+    for (unsigned i = 0; i < N; i++) {
         if (i == ENDED) {
             assert_null(call(i, 0));
         } else {
