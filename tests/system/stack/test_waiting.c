@@ -364,6 +364,19 @@ static void tokenize_and_verify_wait_too(void **state)
     rpc_stream_free(stream);
 }
 
+static void a_bad_request_for_the_model_is_refused(void **state)
+{
+    (void)state;
+    static const struct rpc_events events = {.on_message = ignore_message, .on_end = verify_ended};
+    atomic_int code = -1;
+    struct rpc_stream *stream =
+        rpc_stream_new(client, "/tandem.v1.Verifier/GetModel", NULL, &events, &code);
+    rpc_stream_send(stream, rpc_msg_of("\xff\xff", 2));
+    AWAIT(atomic_load(&code) >= 0);
+    assert_int_equal(atomic_load(&code), RPC_INVALID_ARGUMENT);
+    rpc_stream_free(stream);
+}
+
 static void a_request_that_waits_too_long_gets_the_progress_of_loading(void **state)
 {
     (void)state;
@@ -1100,6 +1113,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         LOADING(a_request_waits_for_the_model_and_is_served),
         LOADING(tokenize_and_verify_wait_too),
+        LOADING(a_bad_request_for_the_model_is_refused),
         LOADING(a_request_that_waits_too_long_gets_the_progress_of_loading),
         LOADING(a_cancelled_request_no_longer_waits),
         cmocka_unit_test_setup_teardown(other_cancelled_calls_no_longer_wait, start_for_an_operator,
