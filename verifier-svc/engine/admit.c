@@ -219,29 +219,34 @@ static struct seq *newest_of_most(const struct engine *e, uint32_t *ret_most)
     return newest;
 }
 
-/* Frees seats for s. False: then the flow with the most would have fewer than that of s. */
-static bool make_seats(struct engine *e, const struct seq *s)
+/* Whether the flow with the most keeps at least as many as the flow of s has then. */
+static bool may_take_seats(const struct engine *e, const struct seq *s, uint32_t most)
 {
-    uint32_t own = n_running_of(e, s->req->place.flow), seats = n_seats(s), most;
-    struct seq *newest = newest_of_most(e, &most);
-    if (own + seats + (seats - free_seats(e)) > most)
-        return false;
-    while (seats > free_seats(e) && newest && most > own + seats) {
+    uint32_t seats = n_seats(s);
+    return seats > free_seats(e) &&
+           n_running_of(e, s->req->place.flow) + seats + (seats - free_seats(e)) <= most;
+}
+
+static void take_seats(struct engine *e, uint32_t seats)
+{
+    uint32_t most;
+    struct seq *newest;
+    while (seats > free_seats(e) && (newest = newest_of_most(e, &most)))
         engine_preempt(e, newest);
-        newest = newest_of_most(e, &most);
-    }
-    return seats <= free_seats(e);
 }
 
 /* A flow that has all seats shares them. Admits the first new request whose flow has fewer, in the
  * place of the newest sequences of the flow with the most. False: there is no such request. */
 static bool admit_in_place(struct engine *e, int64_t now_us)
 {
+    uint32_t most;
+    newest_of_most(e, &most); // once: many may wait
     for (uint32_t i = 0; i < e->waiting.n; i++) {
         struct seq *s = e->waiting.v[e->turns[i].index];
-        if (s->started || e->waits[i].skip || n_seats(s) <= free_seats(e) ||
-            blocks_needed(e, s) > blocks_available(e) || !make_seats(e, s))
+        if (s->started || e->waits[i].skip || !may_take_seats(e, s, most) ||
+            blocks_needed(e, s) > blocks_available(e))
             continue;
+        take_seats(e, n_seats(s));
         admit_seq(e, s, now_us);
         return true;
     }
