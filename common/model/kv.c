@@ -74,6 +74,14 @@ uint32_t kv_n_free(const struct kv *kv)
     return kv->n_empty + n_idle(kv);
 }
 
+uint32_t kv_n_own(const struct kv *kv, const struct kv_seq *seq)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < seq->n_blocks; i++)
+        n += kv->holders[seq->blocks[i]] == 1;
+    return n;
+}
+
 const struct kv_shape *kv_shape_of(const struct kv *kv)
 {
     return kv_bytes_shape(kv->bytes);

@@ -42,6 +42,8 @@ DEFINE_AUTO(struct kv, kv_free)
 
 uint32_t kv_n_blocks(const struct kv *kv);
 uint32_t kv_n_free(const struct kv *kv); // available: empty or evictable
+/* Blocks that only this sequence holds: as many become free when it releases its blocks. */
+uint32_t kv_n_own(const struct kv *kv, const struct kv_seq *seq);
 const struct kv_shape *kv_shape_of(const struct kv *kv);
 struct kv_bytes *kv_bytes_of(struct kv *kv); // the blocks themselves
 

@@ -7,6 +7,7 @@
 #include "base/minmax.h"
 #include "verifier-svc/engine/continuation.h"
 #include "verifier-svc/engine/engine_impl.h"
+#include "verifier-svc/engine/capacity.h"
 
 #define MAX_COMPARED 16 // waiting sequences compared with the running ones, which takes time
 /* Sequences that restore at the same time; more would evict the blocks of each other. */
@@ -28,41 +29,13 @@ static bool may_be_admitted(const struct engine *e, const struct seq *s)
     return !atomic_load(&s->req->paused) && (!s->req->verify || s->draft);
 }
 
-/* Sequences that are admitted with s, itself included: the first choice brings those that have not
- * branched off yet. */
-static uint32_t n_seats(const struct seq *s)
-{
-    uint32_t n = 1;
-    for (uint32_t i = 1; s->choice == 0 && i < s->req->n; i++)
-        n += s->req->seqs[i]->state == SEQ_BRANCH;
-    return n;
-}
-
-static uint32_t blocks_needed(const struct engine *e, const struct seq *s)
-{
-    uint32_t tails = n_seats(s) - 1; // copies of the prompt's last block
-    return min_u32(seq_blocks(s) + tails, kv_n_blocks(e->loaded->run.kv));
-}
-
-/* Of blocks_needed(), the blocks that running sequences already hold. */
+/* Of the blocks that s needs, those that running sequences already hold. */
 static uint32_t blocks_held_by_others(const struct engine *e, const struct seq *s)
 {
     struct kv_root root = seq_root(s);
     uint32_t held;
     kv_find(e->loaded->run.kv, &root, seq_tokens(s), s->n - 1, &held);
     return held;
-}
-
-/* Free blocks minus the blocks that running sequences need for their prompts and next rows. */
-static uint32_t blocks_available(const struct engine *e)
-{
-    uint32_t owed = 0, n_free = kv_n_free(e->loaded->run.kv);
-    for (uint32_t i = 0; i < e->running.n; i++) {
-        const struct seq *s = e->running.v[i];
-        uint32_t needs = s->state == SEQ_BRANCH ? 1 : seq_blocks(s);
-        owed += 1 + (needs > s->kv.n_blocks ? needs - s->kv.n_blocks : 0);
-    }
-    return owed < n_free ? n_free - owed : 0;
 }
 
 /* Cached rows of the prompt. A continued sequence may find rows of its answer, too. */
@@ -189,64 +162,21 @@ static bool preempt_dormant(struct engine *e)
     return false;
 }
 
-/* ---- seats for flows that have few ---- */
-
-static uint32_t free_seats(const struct engine *e)
+/* Admits the first new request whose flow has little: it passes the head of the queue, or the
+ * largest flow gives it what it lacks. False: there is none. */
+static bool admit_small_flow(struct engine *e, int64_t now_us)
 {
-    return (uint32_t)e->options->max_sequences - e->running.n;
-}
-
-static uint32_t n_running_of(const struct engine *e, uint32_t flow)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < e->running.n; i++)
-        n += e->running.v[i]->req->place.flow == flow;
-    return n;
-}
-
-/* The newest running sequence of the flow with the most, which has *ret_most. NULL: none runs. */
-static struct seq *newest_of_most(const struct engine *e, uint32_t *ret_most)
-{
-    struct seq *newest = NULL;
-    *ret_most = 0;
-    for (uint32_t i = 0; i < e->running.n; i++) {
-        struct seq *s = e->running.v[i];
-        uint32_t n = s->state == SEQ_RUNNING ? n_running_of(e, s->req->place.flow) : 0;
-        if (n > *ret_most || (newest && n == *ret_most && s->order > newest->order))
-            newest = s;
-        *ret_most = n > *ret_most ? n : *ret_most;
-    }
-    return newest;
-}
-
-/* Whether the flow with the most keeps at least as many as the flow of s has then. */
-static bool may_take_seats(const struct engine *e, const struct seq *s, uint32_t most)
-{
-    uint32_t seats = n_seats(s);
-    return seats > free_seats(e) &&
-           n_running_of(e, s->req->place.flow) + seats + (seats - free_seats(e)) <= most;
-}
-
-static void take_seats(struct engine *e, uint32_t seats)
-{
-    uint32_t most;
-    struct seq *newest;
-    while (seats > free_seats(e) && (newest = newest_of_most(e, &most)))
-        engine_preempt(e, newest);
-}
-
-/* A flow that has all seats shares them. Admits the first new request whose flow has fewer, in the
- * place of the newest sequences of the flow with the most. False: there is no such request. */
-static bool admit_in_place(struct engine *e, int64_t now_us)
-{
-    uint32_t most;
-    newest_of_most(e, &most); // once: many may wait
+    struct capacity_largest largest = capacity_largest(e); // once: many may wait
+    const struct seq *head = NULL;
     for (uint32_t i = 0; i < e->waiting.n; i++) {
         struct seq *s = e->waiting.v[e->turns[i].index];
-        if (s->started || e->waits[i].skip || !may_take_seats(e, s, most) ||
-            blocks_needed(e, s) > blocks_available(e))
+        if (e->waits[i].skip)
             continue;
-        take_seats(e, n_seats(s));
+        head = head ? head : s;
+        struct capacity needed = capacity_needed(e, s), available = capacity_free(e);
+        bool fits = capacity_fits(&needed, &available);
+        if (s->started || !(fits ? capacity_may_pass(e, s, head) : capacity_take(e, &largest, s)))
+            continue;
         admit_seq(e, s, now_us);
         return true;
     }
@@ -318,7 +248,9 @@ static bool waits_for_replay(struct engine *e, const struct seq *s)
 
 static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any)
 {
-    uint32_t n = 0, seats = free_seats(e);
+    struct capacity available = capacity_free(e);
+    uint32_t n = 0, blocks = (uint32_t)(available.blocks > 0 ? available.blocks : 0);
+    uint32_t seats = (uint32_t)available.seats;
     bool full = false; // a new request that must wait blocks the later ones
     e->restore_until_us = INT64_MAX;
     sort_turns(e);
@@ -330,13 +262,14 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
         if (!may || waits_for_replay(e, s) ||
             waits_for_rows(e, s, i < MAX_COMPARED, seats && n < MAX_RESTORING, now_us))
             continue;
-        uint32_t blocks = blocks_needed(e, s);
+        struct capacity needed = capacity_needed(e, s);
         if (n++ == 0) // only for the head, since the lookup takes time
-            blocks -= blocks_held_by_others(e, s);
-        e->waits[i] = (struct sched_wait){&s->passed, blocks, n_seats(s), false};
+            needed.blocks -= blocks_held_by_others(e, s);
+        e->waits[i] =
+            (struct sched_wait){&s->passed, (uint32_t)needed.blocks, (uint32_t)needed.seats, false};
     }
     *ret_any = n > 0;
-    uint32_t i = sched_admit(e->waits, e->waiting.n, blocks_available(e), seats, now_us);
+    uint32_t i = sched_admit(e->waits, e->waiting.n, blocks, seats, now_us);
     return i == SCHED_NONE ? NULL : e->waiting.v[e->turns[i].index];
 }
 
@@ -350,7 +283,7 @@ void admit_waiting(struct engine *e)
         struct seq *s = next_to_admit(e, now_us, &any);
         if (s)
             admit_seq(e, s, now_us);
-        else if (!any || !(preempt_dormant(e) || admit_in_place(e, now_us)))
+        else if (!any || !(preempt_dormant(e) || admit_small_flow(e, now_us)))
             return;
     }
 }

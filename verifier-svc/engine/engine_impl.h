@@ -147,8 +147,8 @@ void engine_view_update(struct engine *e);
 
 /* ---- admit.c ---- */
 
-/* Admits waiting sequences while there are seats and blocks; dormant sequences are preempted for
- * them. So are sequences of a flow that has more seats than that of a waiting request. */
+/* Admits waiting sequences while there is capacity (capacity.h). Dormant sequences are preempted
+ * for them, and so are sequences of a flow that has more than that of a waiting request. */
 void admit_waiting(struct engine *e);
 
 /* ---- round.c ---- */
@@ -157,13 +157,6 @@ void admit_waiting(struct engine *e);
 bool round_has_work(const struct engine *e);
 /* Plans and runs a pass, accepts, sends events, requests drafts. */
 void round_run(struct engine *e);
-
-/* ---- round_plan.c ---- */
-
-/* The sequence that loses its KV blocks so that s can run, after the round's rows were granted. It
- * is an idle one, else the youngest, which may be s itself. A sequence held for its draft is not
- * idle. */
-struct seq *round_victim(const struct engine *e, struct seq *s);
 
 /* ---- round_ask.c ---- */
 

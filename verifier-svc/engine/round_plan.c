@@ -2,6 +2,7 @@
 #include <assert.h>
 #include "base/minmax.h"
 #include "verifier-svc/engine/round_impl.h"
+#include "verifier-svc/engine/capacity.h"
 
 /* ---- rows ---- */
 
@@ -40,28 +41,13 @@ static void grant_rows(struct engine *e)
 
 /* ---- KV blocks ---- */
 
-struct seq *round_victim(const struct engine *e, struct seq *s)
-{
-    struct seq *youngest = s;
-    for (uint32_t i = 0; i < e->running.n; i++) {
-        struct seq *v = e->running.v[i];
-        if (!v->kv.n_blocks)
-            continue;
-        if (!e->grants[i].todo && !v->held_until_us)
-            return v;
-        if (v->order > youngest->order)
-            youngest = v;
-    }
-    return youngest;
-}
-
 /* Takes KV blocks for the rows of running sequence i, if necessary from other sequences. False: the
  * sequence lost its own blocks instead. */
 static bool grow_or_preempt(struct engine *e, uint32_t i)
 {
     struct seq *s = e->running.v[i];
     while (kv_grow(e->loaded->run.kv, &s->kv, e->grants[i].rows) < 0) {
-        struct seq *v = round_victim(e, s);
+        struct seq *v = capacity_victim(e, s);
         for (uint32_t k = 0; k < e->running.n; k++) {
             if (e->running.v[k] == v)
                 e->grants[k] = (struct sched_grant){0};

@@ -77,8 +77,9 @@ static void init_engine(struct stats *s)
     s->paused =
         gauge("tandem_num_requests_paused", "Running sequences whose client does not read.");
     s->rounds = counter("tandem_engine_rounds_total", "Forward passes.");
-    s->preemptions = counter("tandem_num_preemptions_total",
-                             "Sequences returned to the queue because KV blocks ran out.");
+    s->preemptions =
+        counter("tandem_num_preemptions_total",
+                "Running sequences returned to the queue, for KV blocks or for seats.");
     s->pass_s = time_of("tandem_engine_pass_seconds", "Time of a forward pass.");
     s->pass_rows = length_of("tandem_engine_pass_rows", "Rows of a forward pass.");
     s->draft_wait_s = time_of("tandem_engine_draft_wait_seconds",

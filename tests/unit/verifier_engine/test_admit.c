@@ -178,20 +178,27 @@ static void a_resumed_answer_starts_before_new_requests(void **state)
     assert_int_equal(older->state, SEQ_WAITING);
 }
 
-/* A request of a flow comes, for n_choices answers to 10 tokens. */
-static struct seq *come_of(struct engine *e, char flow, unsigned topic, uint32_t n_choices)
+/* A request of a flow comes, for n_choices answers to n tokens. */
+static struct seq *come_with(struct engine *e, char flow, unsigned topic, uint32_t n,
+                             uint32_t n_choices)
 {
     struct topic w;
-    topic_init(&w, topic, 10);
+    topic_init(&w, topic, n);
     w.msg.n = n_choices;
     struct seq *s = topic_request(&w, tok, 2000)->seqs[0];
-    s->id = s->order = ++e->next_order;
+    for (uint32_t i = 0; i < n_choices; i++)
+        s->req->seqs[i]->id = s->req->seqs[i]->order = ++e->next_order;
     s->req->flow[0] = (uint8_t)flow;
     s->req->flow_len = 1;
     uint32_t n_displaced;
     assert_int_equal(flows_enter(e->flows, &s->req->place, s->req->flow, 1, &n_displaced), 0);
     seq_list_add(&e->waiting, s);
     return s;
+}
+
+static struct seq *come_of(struct engine *e, char flow, unsigned topic, uint32_t n_choices)
+{
+    return come_with(e, flow, topic, 10, n_choices);
 }
 
 /* Up to half of the seats, one for each request; the newest sequences of the other flow wait. */
@@ -230,7 +237,26 @@ static void a_request_with_choices_takes_no_more_than_half(void **state)
     assert_int_equal(e->running.n, 16);
 }
 
-/* Without blocks for the request, a seat would be of no use. */
+/* Of a request whose prompt runs, only the last choice returns to the queue. */
+static void a_choice_without_rows_gives_its_seat(void **state)
+{
+    struct engine *e = *state;
+    come_of(e, 'a', 1, 8);
+    struct seq *a = come_of(e, 'a', 2, 8);
+    admit_waiting(e);
+    assert_int_equal(e->running.n, 16);
+    struct seq *b = come_of(e, 'b', 100, 1);
+    admit_waiting(e);
+    assert_int_equal(e->running.n, 16);
+    assert_int_equal(b->state, SEQ_RUNNING);
+    assert_int_equal(a->state, SEQ_RUNNING);
+    for (unsigned i = 1; i < 7; i++)
+        assert_int_equal(a->req->seqs[i]->state, SEQ_BRANCH);
+    assert_int_equal(a->req->seqs[7]->state, SEQ_WAITING);
+}
+
+/* Without blocks for the request, a seat would be of no use. Each of the 16 needs two blocks, so 33
+ * are free when all have left. */
 static void no_seat_is_taken_for_a_request_without_blocks(void **state)
 {
     struct engine *e = *state;
@@ -238,16 +264,96 @@ static void no_seat_is_taken_for_a_request_without_blocks(void **state)
         come_of(e, 'a', 1 + i, 1);
     admit_waiting(e);
     struct kv_seq held;
-    assert_int_equal(kv_seq_init(&held, 40 * KV_BLOCK), 0);
-    assert_int_equal(kv_grow(e->loaded->run.kv, &held, 40 * KV_BLOCK), 0);
+    assert_int_equal(kv_seq_init(&held, N_BLOCKS * KV_BLOCK), 0);
+    assert_int_equal(kv_grow(e->loaded->run.kv, &held, N_BLOCKS * KV_BLOCK), 0);
     struct seq *b = come_of(e, 'b', 100, 1);
     admit_waiting(e);
     assert_int_equal(b->state, SEQ_WAITING);
+    assert_int_equal(e->running.n, 16);
     assert_int_equal(e->running.v[15]->req->flow[0], 'a');
     kv_release(e->loaded->run.kv, &held);
     admit_waiting(e);
     assert_int_equal(b->state, SEQ_RUNNING);
     kv_seq_done(e->loaded->run.kv, &held);
+}
+
+/* Requests of 16 blocks, and one for the next rows. */
+static void a_flow_with_all_blocks_shares_them(void **state)
+{
+    struct engine *e = *state;
+    struct seq *a[4];
+    for (unsigned i = 0; i < 4; i++)
+        a[i] = come_with(e, 'a', 1 + i, 240, 1);
+    admit_waiting(e);
+    assert_int_equal(e->running.n, 3);
+    struct seq *b = come_with(e, 'b', 10, 240, 1);
+    admit_waiting(e);
+    assert_int_equal(b->state, SEQ_RUNNING);
+    assert_int_equal(a[2]->state, SEQ_WAITING); // the newest that ran
+    struct seq *more = come_with(e, 'b', 11, 240, 1), *c = come_with(e, 'c', 12, 240, 1);
+    admit_waiting(e);
+    assert_int_equal(more->state, SEQ_WAITING); // b would have more than a
+    assert_int_equal(c->state, SEQ_RUNNING);
+    assert_int_equal(a[0]->state, SEQ_RUNNING);
+    assert_int_equal(a[1]->state, SEQ_WAITING);
+    assert_int_equal(e->running.n, 3);
+}
+
+/* a has 25 and 27 blocks, so it keeps 25. */
+static void a_flow_keeps_as_much_as_the_other_gets(void **state)
+{
+    struct engine *e = *state;
+    struct seq *first = come_with(e, 'a', 1, 24 * KV_BLOCK - 1, 1);
+    struct seq *second = come_with(e, 'a', 2, 26 * KV_BLOCK - 1, 1);
+    admit_waiting(e);
+    assert_int_equal(second->state, SEQ_RUNNING);
+    struct seq *larger = come_with(e, 'b', 10, 26 * KV_BLOCK - 1, 1);
+    admit_waiting(e);
+    assert_int_equal(larger->state, SEQ_WAITING);
+    struct seq *fits = come_with(e, 'c', 11, 25 * KV_BLOCK - 1, 1);
+    admit_waiting(e);
+    assert_int_equal(fits->state, SEQ_RUNNING);
+    assert_int_equal(first->state, SEQ_RUNNING);
+    assert_int_equal(second->state, SEQ_WAITING);
+}
+
+/* Both sequences of the flow hold the same 29 blocks, so none of the two can give them. */
+static void shared_blocks_are_not_given(void **state)
+{
+    struct engine *e = *state;
+    struct seq *a = come_with(e, 'a', 1, 480, 1), *alike;
+    struct kv_root root = {NULL, 0};
+    admit_waiting(e);
+    assert_int_equal(kv_grow(e->loaded->run.kv, &a->kv, 479), 0);
+    kv_enter(e->loaded->run.kv, &a->kv, &root, a->tokens, 479);
+    alike = come_with(e, 'a', 2, 485, 1);
+    memcpy(alike->req->prompt, a->tokens, 480 * sizeof(uint32_t));
+    admit_waiting(e);
+    assert_int_equal(alike->state, SEQ_RUNNING);
+    assert_int_equal(kv_n_own(e->loaded->run.kv, &a->kv), 1);
+    struct seq *b = come_with(e, 'b', 3, 35 * KV_BLOCK - 1, 1);
+    admit_waiting(e);
+    assert_int_equal(b->state, SEQ_WAITING);
+    assert_int_equal(a->state, SEQ_RUNNING);
+    assert_int_equal(alike->state, SEQ_RUNNING);
+}
+
+/* The head waits for blocks that its flow has: flows that have less do not wait for it, until they
+ * have as much. Each small request takes two blocks. Before the head of a flow without blocks, at
+ * most eight start. */
+static void the_head_of_a_large_flow_is_passed_by_small_ones(void **state)
+{
+    struct engine *e = *state;
+    struct seq *a = come_with(e, 'a', 1, 23 * KV_BLOCK - 1, 1); // 24 blocks
+    admit_waiting(e);
+    struct seq *head = come_with(e, 'a', 2, 45 * KV_BLOCK - 1, 1), *small[13];
+    for (unsigned i = 0; i < 13; i++) {
+        small[i] = come_of(e, 'b', 10 + i, 1);
+        admit_waiting(e);
+        assert_int_equal(small[i]->state, i < 12 ? SEQ_RUNNING : SEQ_WAITING);
+    }
+    assert_int_equal(a->state, SEQ_RUNNING);
+    assert_int_equal(head->state, SEQ_WAITING);
 }
 
 /* A request comes whose answer has n tokens already. */
@@ -508,6 +614,11 @@ int main(void)
         TEST(at_most_eight_requests_pass_the_head),
         TEST(no_seat_is_taken_for_a_request_without_blocks),
         TEST(a_request_with_choices_takes_no_more_than_half),
+        TEST(a_choice_without_rows_gives_its_seat),
+        TEST(a_flow_with_all_blocks_shares_them),
+        TEST(a_flow_keeps_as_much_as_the_other_gets),
+        TEST(shared_blocks_are_not_given),
+        TEST(the_head_of_a_large_flow_is_passed_by_small_ones),
         TEST(a_flow_with_all_seats_shares_them),
         TEST(a_running_sequence_is_left_one_block),
         TEST(a_request_that_waits_for_a_prefix_is_passed_by_all),

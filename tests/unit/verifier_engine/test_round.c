@@ -4,6 +4,7 @@
 #include "lib/lib.h"
 #include "base/mem.h"
 #include "verifier-svc/engine/round_impl.h"
+#include "verifier-svc/engine/capacity.h"
 
 static struct engine engine;
 static struct request req;
@@ -203,9 +204,30 @@ static void blocks_are_taken_from_idle_sequences_and_not_from_held_ones(void **s
     seq_list_add(&engine.running, &others[0]);
     seq_list_add(&engine.running, &others[1]);
     engine.grants = shares;
-    assert_ptr_equal(round_victim(&engine, &seq), &others[1]);
+    assert_ptr_equal(capacity_victim(&engine, &seq), &others[1]);
     others[1].held_until_us = 1000;
-    assert_ptr_equal(round_victim(&engine, &seq), &others[0]); // the youngest
+    assert_ptr_equal(capacity_victim(&engine, &seq), &others[0]); // the youngest
+    engine.grants = NULL;
+}
+
+/* Flow 1 holds three blocks in two sequences, flow 2 two in the newest one. */
+static void blocks_are_taken_from_the_flow_that_holds_the_most(void **state)
+{
+    (void)state;
+    struct sched_grant shares[3] = {{.todo = 1}, {.todo = 1}, {.todo = 1}};
+    struct request other = {.place.flow = 2};
+    struct seq more = {.id = 6, .req = &req, .order = 2, .kv.n_blocks = 2};
+    struct seq newest = {.id = 7, .req = &other, .order = 3, .kv.n_blocks = 2};
+    seq.kv.n_blocks = 1;
+    seq_list_add(&engine.running, &more);
+    seq_list_add(&engine.running, &newest);
+    engine.grants = shares;
+    assert_ptr_equal(capacity_victim(&engine, &seq), &more);
+    assert_ptr_equal(capacity_victim(&engine, &newest), &more);
+    more.kv.n_blocks = 1; // both hold two
+    assert_ptr_equal(capacity_victim(&engine, &seq), &newest);
+    newest.kv.n_blocks = 3;
+    assert_ptr_equal(capacity_victim(&engine, &newest), &newest);
     engine.grants = NULL;
 }
 
@@ -462,6 +484,7 @@ int main(void)
         TEST(a_drawn_draft_is_taken_whole_or_not_at_all),
         TEST(a_held_sequence_is_released_by_its_draft_or_its_time_limit),
         TEST(blocks_are_taken_from_idle_sequences_and_not_from_held_ones),
+        TEST(blocks_are_taken_from_the_flow_that_holds_the_most),
         TEST(drafts_of_unknown_sequences_and_impossible_lengths_are_dropped),
         TEST(only_requested_drafts_are_waited_for),
         TEST(sequences_without_a_wish_wait_only_if_the_policy_counted_them),
