@@ -19,6 +19,7 @@
 #include "base/metrics.h"
 #include "base/rng.h"
 #include "base/svc.h"
+#include "base/thread.h"
 #include "gateway/http/address_counts.h"
 #include "gateway/http/connections.h"
 #include "gateway/http/http_watch.h"
@@ -591,7 +592,7 @@ int connections_new(const struct http_options *o, struct connections **ret)
     struct epoll_event e = {.events = EPOLLIN, .data.fd = s->wake_fd};
     s->watched = s->by_fd && s->epoll_fd >= 0 && s->wake_fd >= 0 &&
                  epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->wake_fd, &e) == 0 &&
-                 pthread_create(&s->watcher, NULL, watcher_main, s) == 0;
+                 thread_start(watcher_main, s, 0, &s->watcher) == 0;
     if (!s->watched) {
         connections_free(s);
         return fail(-ENOMEM, "http: cannot start the watcher");

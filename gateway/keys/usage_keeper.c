@@ -6,6 +6,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/log_pace.h"
+#include "base/thread.h"
 #include "gateway/keys/usage_file.h"
 
 #define PERIOD_US 1000000
@@ -59,9 +60,10 @@ int usage_keeper_new(struct auth *a, const char *path, struct usage_keeper **ret
     rc = rc < 0 ? rc : auth_save(a, k->file, clock_unix_us());
     if (rc < 0)
         return rc;
-    k->started = pthread_create(&k->thread, NULL, keeper_main, k) == 0;
-    if (!k->started)
-        return fail(-ENOMEM, "cannot start the thread of the usage file");
+    rc = thread_start(keeper_main, k, 0, &k->thread);
+    if (rc < 0)
+        return rc;
+    k->started = true;
     *ret = TAKE(k);
     return 0;
 }

@@ -6,6 +6,7 @@
 #include "base/err.h"
 #include "base/rng.h"
 #include "base/svc.h"
+#include "base/thread.h"
 #include "gateway/serve/reader.h"
 
 struct reader {
@@ -112,8 +113,9 @@ int reader_new(struct reader **ret)
     pthread_mutex_init(&r->mu, NULL);
     pthread_cond_init(&r->changed, NULL);
     r->secret = rng_secret();
-    if (pthread_create(&r->thread, NULL, reader_main, r) != 0)
-        return fail(-ENOMEM, "reader: cannot start a thread");
+    int err = thread_start(reader_main, r, 0, &r->thread);
+    if (err < 0)
+        return err;
     r->runs = true;
     *ret = TAKE(r);
     return 0;

@@ -29,7 +29,7 @@ struct reader_job {
     struct reader_job *later; // the first job of the payer whose turn is next
 };
 
-/* Starts the thread. -ENOMEM. */
+/* Starts the thread. -ENOMEM; -EAGAIN. */
 int reader_new(struct reader **ret);
 /* fn(user, ...) is called exactly once, on the reader's thread. payer: http_payer().
  * Without a call, and with a sentence: -EAGAIN: READER_MAX_WAITING jobs wait; -EPIPE: the reader

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "gateway/openai/json_write.h"
 #include "gateway/serve/sandbox.h"
 #include "gateway/serve/template.h"
@@ -307,8 +308,9 @@ int template_new(unsigned n_workers, unsigned timeout_ms, int64_t wait_us, struc
     for (; t->n < n_workers; t->n++) {
         struct worker *w = &t->workers[t->n];
         w->t = t;
-        if (pthread_create(&w->thread, NULL, worker_main, w) != 0)
-            return fail(-ENOMEM, "template: cannot start a thread");
+        int err = thread_start(worker_main, w, 0, &w->thread);
+        if (err < 0)
+            return err;
     }
     *ret = TAKE(t);
     return 0;

@@ -11,6 +11,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/svc.h"
+#include "base/thread.h"
 #include "gateway/upstream/upstream_impl.h"
 #include "tandem/v1/protocol.pb-c.h"
 
@@ -455,8 +456,9 @@ int upstream_new(const char *const *targets, unsigned n, const struct upstream_p
             return fail(rc, "cannot create a channel to the verifier %s", targets[u->n]);
         }
     }
-    if (pthread_create(&u->watcher, NULL, watcher_main, u) != 0)
-        return fail(-ENOMEM, "upstream: cannot start a thread");
+    rc = thread_start(watcher_main, u, 0, &u->watcher);
+    if (rc < 0)
+        return rc;
     u->started = true;
     *ret = TAKE(u);
     return 0;

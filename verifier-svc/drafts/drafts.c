@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/metrics.h"
 #include "base/rng.h"
+#include "base/thread.h"
 #include "rpc/rpc.h"
 #include "tandem/v1/protocol.pb-c.h"
 #include "verifier-svc/drafts/drafts_book.h"
@@ -469,10 +470,10 @@ static void peer_start(struct peer *p, struct newcomer *n)
     p->in_use = true;
     pthread_mutex_unlock(&p->mu);
     add_metrics(p);
-    p->has_keeper = pthread_create(&p->keeper, NULL, keeper_main, p) == 0;
+    p->has_keeper = thread_start(keeper_main, p, 0, &p->keeper) == 0;
     if (p->has_keeper)
         return;
-    log_warn("proposer not used target=%s: no thread for it; continuing without it", p->as.target);
+    log_warn("proposer not used target=%s: %s; continuing without it", p->as.target, fail_text());
     p->in_use = false;
     peer_close(p);
 }
