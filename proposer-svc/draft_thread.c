@@ -13,7 +13,7 @@
 
 enum job_kind { JOB_ROUND, JOB_END_STREAM };
 
-struct job {
+struct draft_job {
     enum job_kind kind;
     struct batch_origin from;
     Tandem__V1__Round *round;
@@ -34,7 +34,7 @@ struct draft_thread {
 
 /* ---- the thread ---- */
 
-static void process_job(struct draft_thread *d, struct job *job)
+static void process_job(struct draft_thread *d, struct draft_job *job)
 {
     if (job->kind == JOB_END_STREAM) {
         batch_end_stream(d->batch, job->from.stream);
@@ -77,7 +77,7 @@ static void *draft_thread_main(void *arg)
     bool has_work = false;
     kernel_thread_init();
     while (!atomic_load(&d->stop)) {
-        struct job *job = queue_pop(d->queue, wait_us(d, has_work));
+        struct draft_job *job = queue_pop(d->queue, wait_us(d, has_work));
         for (; job;
              job = batch_n_open(d->batch) < BATCH_SEQUENCES_MAX ? queue_pop(d->queue, 0) : NULL)
             process_job(d, job);
@@ -111,7 +111,7 @@ int draft_thread_new(const struct draft_thread_config *c, struct draft_thread **
     return 0;
 }
 
-static void job_free(struct job *job)
+static void job_free(struct draft_job *job)
 {
     if (job->round) {
         rpc_call_unref(job->from.call);
@@ -129,47 +129,59 @@ void draft_thread_free(struct draft_thread *d)
         queue_wake(d->queue);
         pthread_join(d->thread, NULL);
     }
-    for (struct job *job; d->queue && (job = queue_pop(d->queue, 0));)
+    for (struct draft_job *job; d->queue && (job = queue_pop(d->queue, 0));)
         job_free(job);
     queue_free(d->queue);
     batch_free(d->batch);
     free(d);
 }
 
-int draft_thread_begin_stream(struct draft_thread *d)
+static int new_job(const struct draft_job *from, struct draft_job **ret)
 {
-    if (atomic_fetch_add(&d->n_streams, 1) < DRAFT_THREAD_STREAMS_MAX)
-        return 0;
-    atomic_fetch_sub(&d->n_streams, 1);
-    return fail(-ENOSPC, "more than %d verifiers are connected", DRAFT_THREAD_STREAMS_MAX);
-}
-
-static int push_job(struct draft_thread *d, const struct job *from)
-{
-    struct job *job = malloc(sizeof(*job));
+    struct draft_job *job = malloc(sizeof(*job));
     if (!job)
         return fail(-ENOMEM, "draft thread: no memory");
     *job = *from;
+    *ret = job;
+    return 0;
+}
+
+int draft_thread_begin_stream(struct draft_thread *d, uint64_t stream, struct draft_job **ret_end)
+{
+    int r = 0;
+    if (atomic_fetch_add(&d->n_streams, 1) >= DRAFT_THREAD_STREAMS_MAX)
+        r = fail(-ENOSPC, "more than %d verifiers are connected", DRAFT_THREAD_STREAMS_MAX);
+    struct draft_job end = {.kind = JOB_END_STREAM, .from.stream = stream};
+    r = r ? r : new_job(&end, ret_end);
+    if (r < 0)
+        atomic_fetch_sub(&d->n_streams, 1);
+    return r;
+}
+
+static int push_job(struct draft_thread *d, struct draft_job *job)
+{
     int r = queue_push(d->queue, job);
     if (r < 0)
         free(job);
     return r;
 }
 
-void draft_thread_end_stream(struct draft_thread *d, uint64_t stream)
+void draft_thread_end_stream(struct draft_thread *d, struct draft_job *end)
 {
-    push_job(d, &(struct job){.kind = JOB_END_STREAM, .from.stream = stream});
+    push_job(d, end);
 }
 
 int draft_thread_round(struct draft_thread *d, const struct batch_origin *from,
                        struct Tandem__V1__Round *round, size_t bytes)
 {
-    struct job job = {
+    struct draft_job *job = NULL;
+    struct draft_job about = {
         .kind = JOB_ROUND, .from = *from, .round = round, .bytes = bytes, .arrived_us = clock_us()};
     bool fits = atomic_fetch_add(&d->n_rounds, 1) < DRAFT_THREAD_ROUNDS_MAX;
     fits = atomic_fetch_add(&d->n_bytes, bytes) + bytes <= DRAFT_THREAD_BYTES_MAX && fits;
     rpc_call_ref(from->call);
-    int r = fits ? push_job(d, &job) : fail(-ENOSPC, "too many rounds wait for a draft");
+    int r = fits ? new_job(&about, &job) : fail(-ENOSPC, "too many rounds wait for a draft");
+    r = r < 0 ? r : push_job(d, job);
     if (r < 0) {
         atomic_fetch_sub(&d->n_rounds, 1);
         atomic_fetch_sub(&d->n_bytes, bytes);

@@ -9,6 +9,7 @@
 #include "proposer-svc/batch.h"
 
 struct draft_thread;
+struct draft_job;
 
 #define DRAFT_THREAD_STREAMS_MAX 1024     // open streams
 #define DRAFT_THREAD_ROUNDS_MAX 1024      // waiting Rounds
@@ -26,9 +27,10 @@ int draft_thread_new(const struct draft_thread_config *c, struct draft_thread **
 void draft_thread_free(struct draft_thread *d);
 DEFINE_AUTO(struct draft_thread, draft_thread_free)
 
-/* After 0 the caller must call draft_thread_end_stream(). -ENOSPC: too many streams are open. */
-int draft_thread_begin_stream(struct draft_thread *d);
-void draft_thread_end_stream(struct draft_thread *d, uint64_t stream);
+/* After 0 the caller must call draft_thread_end_stream(), which owns *ret_end then. -ENOSPC: too
+ * many streams are open; -ENOMEM. */
+int draft_thread_begin_stream(struct draft_thread *d, uint64_t stream, struct draft_job **ret_end);
+void draft_thread_end_stream(struct draft_thread *d, struct draft_job *end);
 /* Queues a round of `bytes` bytes. Owns the round, also after an error, and holds its call.
  * -ENOSPC: too many Rounds wait. */
 int draft_thread_round(struct draft_thread *d, const struct batch_origin *from,

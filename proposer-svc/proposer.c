@@ -28,6 +28,7 @@ struct proposer {
 
 struct stream {
     uint64_t id;
+    struct draft_job *end; // for the draft thread; NULL without one
 };
 
 /* ---- Describe ---- */
@@ -118,14 +119,15 @@ static void on_draft_start(struct rpc_call *call, struct rpc_msg *msg)
     struct proposer *s = rpc_call_service(call);
     struct stream *st = calloc(1, sizeof(*st));
     int err = st ? 0 : fail(-ENOMEM, "no memory for a stream");
+    if (!err)
+        st->id = atomic_fetch_add(&s->n_streams, 1);
     if (!err && s->draft_thread)
-        err = draft_thread_begin_stream(s->draft_thread);
+        err = draft_thread_begin_stream(s->draft_thread, st->id, &st->end);
     if (err < 0) {
         free(st);
         rpc_call_fail(call, err);
         return;
     }
-    st->id = atomic_fetch_add(&s->n_streams, 1);
     rpc_call_set_user(call, st);
     metrics_add(s->streams, 1);
     log_info("verifier connected stream=%llu", (unsigned long long)st->id);
@@ -162,7 +164,7 @@ static void on_draft_end(struct rpc_call *call)
     if (!st)
         return;
     if (s->draft_thread)
-        draft_thread_end_stream(s->draft_thread, st->id);
+        draft_thread_end_stream(s->draft_thread, st->end);
     else
         sessions_end_stream(s->c.sessions, st->id);
     metrics_add(s->streams, -1);

@@ -347,11 +347,12 @@ static void while_a_round_waits_there_is_no_work(void **state)
 static void the_end_of_a_stream_drops_its_rounds_and_sessions(void **state)
 {
     (void)state;
-    assert_int_equal(draft_thread_begin_stream(thread), 0);
+    struct draft_job *end;
+    assert_int_equal(draft_thread_begin_stream(thread, 1, &end), 0);
     must_push(1, 3, TOKEN_OPEN);
     must_push(2, 1, TOKEN_OPEN);
     AWAIT(n_sessions() == 4);
-    draft_thread_end_stream(thread, 1);
+    draft_thread_end_stream(thread, end);
     AWAIT(n_sessions() == 1);
     must_push(2, 1, 5);
     rpc_rig_await(&seen.answers, 2);
@@ -359,17 +360,20 @@ static void the_end_of_a_stream_drops_its_rounds_and_sessions(void **state)
     assert_int_equal(seen.answered[1], 2);
 }
 
+static struct draft_job *ends[DRAFT_THREAD_STREAMS_MAX];
+
 static void at_most_1024_streams_are_open(void **state)
 {
     (void)state;
+    struct draft_job *none;
     for (int turn = 0; turn < 2; turn++) {
         for (unsigned i = 0; i < DRAFT_THREAD_STREAMS_MAX; i++)
-            AWAIT(draft_thread_begin_stream(thread) == 0); // until the ends before are processed
+            AWAIT(draft_thread_begin_stream(thread, i, &ends[i]) == 0); // the ends before are read
         for (unsigned i = 0; i < 3; i++)
-            assert_int_equal(draft_thread_begin_stream(thread), -ENOSPC);
+            assert_int_equal(draft_thread_begin_stream(thread, 0, &none), -ENOSPC);
         assert_string_equal(fail_text(), "more than 1024 verifiers are connected");
         for (unsigned i = 0; i < DRAFT_THREAD_STREAMS_MAX; i++)
-            draft_thread_end_stream(thread, i);
+            draft_thread_end_stream(thread, ends[i]);
     }
 }
 
@@ -378,14 +382,13 @@ static void all_streams_may_end_while_1024_rounds_wait(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < DRAFT_THREAD_STREAMS_MAX; i++)
-        assert_int_equal(draft_thread_begin_stream(thread), 0);
+        assert_int_equal(draft_thread_begin_stream(thread, i, &ends[i]), 0);
     hold();
     for (unsigned i = 0; i < DRAFT_THREAD_ROUNDS_MAX; i++)
         must_push(2, 1, 5);
     for (unsigned i = 0; i < DRAFT_THREAD_STREAMS_MAX; i++)
-        draft_thread_end_stream(thread, i);
+        draft_thread_end_stream(thread, ends[i]);
     release();
-    AWAIT(draft_thread_begin_stream(thread) == 0);
     AWAIT(n_sessions() == 0);
 }
 
@@ -408,10 +411,11 @@ static void idle_sessions_are_dropped_on_request(void **state)
 static void rounds_that_still_wait_are_freed_with_the_thread(void **state)
 {
     (void)state;
-    assert_int_equal(draft_thread_begin_stream(thread), 0);
+    struct draft_job *end;
+    assert_int_equal(draft_thread_begin_stream(thread, 1, &end), 0);
     hold();
     must_push(1, 2, 5);
-    draft_thread_end_stream(thread, 1);
+    draft_thread_end_stream(thread, end);
     must_push(2, 2, 5);
 }
 
@@ -427,6 +431,26 @@ static void without_memory_a_round_is_refused_and_not_counted(void **state)
     }
     must_push(1, 1, 5);
     rpc_rig_await(&seen.answers, 1);
+}
+
+/* The end of a stream needs no memory, so its place always becomes free. */
+static void without_memory_no_stream_begins_and_each_ends(void **state)
+{
+    (void)state;
+    hold();
+    failing_at(1);
+    assert_int_equal(draft_thread_begin_stream(thread, 1, &ends[0]), -ENOMEM);
+    failing_at(0);
+    assert_int_equal(draft_thread_begin_stream(thread, 1, &ends[0]), 0);
+    failing_at(1);
+    draft_thread_end_stream(thread, ends[0]);
+    assert_false(failing_has_failed());
+    failing_at(0);
+    release();
+    for (unsigned i = 0; i < DRAFT_THREAD_STREAMS_MAX; i++)
+        AWAIT(draft_thread_begin_stream(thread, i, &ends[i]) == 0);
+    for (unsigned i = 0; i < DRAFT_THREAD_STREAMS_MAX; i++)
+        draft_thread_end_stream(thread, ends[i]);
 }
 
 static bool no_threads;
@@ -490,6 +514,7 @@ int main(void)
         TEST(idle_sessions_are_dropped_on_request),
         TEST(rounds_that_still_wait_are_freed_with_the_thread),
         TEST(without_memory_a_round_is_refused_and_not_counted),
+        TEST(without_memory_no_stream_begins_and_each_ends),
         TEST(without_a_thread_there_are_no_drafts),
         TEST(without_memory_there_is_no_thread),
     };
