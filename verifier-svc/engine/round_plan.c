@@ -53,6 +53,7 @@ static bool grow_or_preempt(struct engine *e, uint32_t i)
                 e->grants[k] = (struct sched_grant){0};
         }
         v->leaving = true; // stays in the list until the loop over it is done
+        v->n_rows = 0;     // it may have had its rows already
         kv_release(e->loaded->run.kv, &v->kv);
         if (v == s)
             return false;

@@ -182,9 +182,9 @@ static void a_full_queue_has_a_place_for_another_flow(void **state)
     service_stop(&s);
 }
 
-static void preemption_in_a_small_pool_changes_no_answer(void **state)
+/* The first n_of_first requests are of one flow, the others of another one. */
+static void check_preempted(unsigned n_of_first)
 {
-    (void)state;
     enum { N = 16 };
     struct service s = {0};
     struct rpc_client *c;
@@ -195,11 +195,12 @@ static void preemption_in_a_small_pool_changes_no_answer(void **state)
     struct generation g[N];
     AUTO(mem_free) struct answer *alone = answers_new(N), *together = answers_new(N);
     for (unsigned i = 0; i < N; i++) {
-        wish_init(&w[i], STORY, 200);
+        wish_init(&w[i], i < n_of_first ? STORY : STORY " He was", 200); // other block edges
         w[i].sampling.temperature = 0.9F;
         w[i].sampling.seed = i;
         w[i].msg.ignore_eos = true;
         w[i].msg.logprobs = true;
+        w[i].msg.flow = rpc_text(i < n_of_first ? "A" : "B");
         generation_run(client, &w[i].msg, &alone[i]); // on the verifier with a large pool
     }
     for (unsigned i = 0; i < N; i++)
@@ -214,6 +215,19 @@ static void preemption_in_a_small_pool_changes_no_answer(void **state)
     assert_true(metric_of(c, "tandem_kv_cache_usage_ratio") == 0); // all blocks are free again
     rpc_client_free(c);
     service_stop(&s);
+}
+
+static void preemption_in_a_small_pool_changes_no_answer(void **state)
+{
+    (void)state;
+    check_preempted(16);
+}
+
+/* Older sequences lose their blocks to newer ones of the smaller flow. */
+static void preemption_of_a_large_flow_changes_no_answer(void **state)
+{
+    (void)state;
+    check_preempted(12);
 }
 
 static void a_waiting_verify_stream_is_preempted_and_resumed(void **state)
@@ -432,6 +446,7 @@ int main(void)
         cmocka_unit_test(a_burst_of_one_flow_does_not_starve_another),
         cmocka_unit_test(a_full_queue_has_a_place_for_another_flow),
         cmocka_unit_test(preemption_in_a_small_pool_changes_no_answer),
+        cmocka_unit_test(preemption_of_a_large_flow_changes_no_answer),
         cmocka_unit_test(a_waiting_verify_stream_is_preempted_and_resumed),
         cmocka_unit_test(idle_verify_streams_are_bounded),
         cmocka_unit_test(streams_without_open_end_and_shut_nobody_out),
