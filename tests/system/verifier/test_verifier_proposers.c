@@ -121,6 +121,10 @@ static void a_request_with_fixed_k_drafts_and_reports_its_rounds(void **state)
     assert_string_equal(a[1].runs.proposer, "ngram");
     assert_true(a[1].drafted <= 3 * a[1].rounds);
     must_have_counted(c, drafted, accepted);
+    Tandem__V1__ModelInfo *m = must_get_model(c);
+    assert_true(m->n_proposers == 1 && m->proposers[0].len == strlen("ngram"));
+    assert_memory_equal(m->proposers[0].data, "ngram", strlen("ngram"));
+    tandem__v1__model_info__free_unpacked(m, NULL);
     speculative.n_max = 0;
     generation_run(c, &w.msg, &a[1]);
     assert_int_equal(a[1].drafted, 0);

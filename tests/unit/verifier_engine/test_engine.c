@@ -11,6 +11,7 @@
 #include "lib/lib.h"
 #include "lib/clients/engine_client.h"
 #include "lib/clients/proposers.h"
+#include "lib/rigs/logged.h"
 #include "tandem/v1/verifier.pb-c.h"
 #include "verifier-svc/engine/engine_impl.h"
 
@@ -581,6 +582,24 @@ static void a_change_is_applied_completely_or_not_at_all(void **state)
     options.speculation = (struct speculation){0};
 }
 
+/* The line that tells of the change has 511 bytes of them. */
+static void a_long_list_of_targets_is_cut_in_the_log(void **state)
+{
+    (void)state;
+    const struct speculation_change to = {
+        SPECULATION_TARGETS | SPECULATION_ALLOWED,
+        nowhere("a-target-with-a-long-path-of-40-letters-", DRAFT_MAX_PROPOSERS)};
+    struct speculation now;
+    AUTO(engine_free) struct engine *e = NULL;
+    assert_int_equal(engine_new(&options, &stats, &e), 0);
+    logged_begin();
+    assert_int_equal(engine_speculate(e, &to, &now), 0);
+    const char *text = strstr(logged_end(), " targets=");
+    assert_non_null(text);
+    assert_int_equal(strcspn(text + 1, " "), strlen("targets=") + 511);
+    assert_int_equal(now.n_targets, DRAFT_MAX_PROPOSERS);
+}
+
 static void *exchange_all(void *arg)
 {
     const struct speculation_change to = {SPECULATION_TARGETS | SPECULATION_ALLOWED,
@@ -629,6 +648,7 @@ int main(void)
         cmocka_unit_test(the_engine_sleeps_while_a_paused_sequence_is_restored),
         cmocka_unit_test(an_idle_engine_counts_blocks_written_to_disk),
         cmocka_unit_test(a_change_is_applied_completely_or_not_at_all),
+        cmocka_unit_test(a_long_list_of_targets_is_cut_in_the_log),
         cmocka_unit_test(readers_of_the_settings_do_not_wait_for_a_change),
     };
     return cmocka_run_group_tests(tests, init, NULL);
