@@ -167,13 +167,14 @@ static bool preempt_dormant(struct engine *e)
 static bool admit_small_flow(struct engine *e, int64_t now_us)
 {
     struct capacity_largest largest = capacity_largest(e); // once: many may wait
+    struct capacity available = capacity_free(e);
     const struct seq *head = NULL;
     for (uint32_t i = 0; i < e->waiting.n; i++) {
         struct seq *s = e->waiting.v[e->turns[i].index];
         if (e->waits[i].skip)
             continue;
         head = head ? head : s;
-        struct capacity needed = capacity_needed(e, s), available = capacity_free(e);
+        struct capacity needed = capacity_needed(e, s);
         bool fits = capacity_fits(&needed, &available);
         if (s->started || !(fits ? capacity_may_pass(e, s, head) : capacity_take(e, &largest, s)))
             continue;

@@ -10,6 +10,15 @@
 
 /* ---- shortage ---- */
 
+/* A verifier without vector instructions: its long answers do not end while a test fills the
+ * queue. */
+static void start_slow(struct service *s, const char *const *args)
+{
+    assert_int_equal(setenv("TANDEM_CPU", "c", 1), 0);
+    service_start(s, "verifier-svc", args);
+    assert_int_equal(unsetenv("TANDEM_CPU"), 0);
+}
+
 static void a_full_queue_refuses_the_next_request(void **state)
 {
     (void)state;
@@ -17,7 +26,7 @@ static void a_full_queue_refuses_the_next_request(void **state)
     struct rpc_client *c;
     static const char *const args[] = {"--model", MODEL, "--max-sequences", "1", "--queue-length",
                                        "1",       NULL};
-    service_start(&s, "verifier-svc", args);
+    start_slow(&s, args);
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     struct wish w;
     struct generation g[2];
@@ -45,7 +54,7 @@ static void a_full_queue_has_a_place_for_a_resumed_answer(void **state)
     struct rpc_client *c;
     static const char *const args[] = {"--model", MODEL, "--max-sequences", "1", "--queue-length",
                                        "1",       NULL};
-    service_start(&s, "verifier-svc", args);
+    start_slow(&s, args);
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0); // the own user: a gateway
     struct wish w, begun;
     struct rest rest;
@@ -144,7 +153,7 @@ static void a_full_queue_has_a_place_for_another_flow(void **state)
     struct rpc_client *c;
     static const char *const args[] = {"--model", MODEL, "--max-sequences", "1", "--queue-length",
                                        "4",       NULL};
-    service_start(&s, "verifier-svc", args);
+    start_slow(&s, args);
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     struct wish w, other;
     struct generation g[N], another;
