@@ -29,6 +29,26 @@ static bool may_be_admitted(const struct engine *e, const struct seq *s)
     return !atomic_load(&s->req->paused) && (!s->req->verify || s->draft);
 }
 
+static uint32_t n_started_of(const struct seq_list *l, uint32_t flow)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < l->n; i++)
+        n += l->v[i]->started && l->v[i]->req->place.flow == flow;
+    return n;
+}
+
+/* Paused answers and idle Verify streams stay started. Those of one flow must keep nobody out. So
+ * no flow has the last quarter of the places, unless it has fewer than there are seats. */
+static bool flow_is_full(const struct engine *e, const struct seq *s)
+{
+    uint32_t most =
+        max_u32((uint32_t)e->options->max_sequences, e->max_started - e->max_started / 4);
+    uint32_t n = s->req->n, flow = s->req->place.flow;
+    if (s->started || e->n_started + n <= most)
+        return false;
+    return n_started_of(&e->running, flow) + n_started_of(&e->waiting, flow) + n > most;
+}
+
 /* Of the blocks that s needs, those that running sequences already hold. */
 static uint32_t blocks_held_by_others(const struct engine *e, const struct seq *s)
 {
@@ -260,7 +280,7 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
         bool may = may_be_admitted(e, s) && (s->started || !full);
         full |= !s->started && !may;
         e->waits[i] = (struct sched_wait){.passed = &s->passed, .skip = true};
-        if (!may || waits_for_replay(e, s) ||
+        if (!may || flow_is_full(e, s) || waits_for_replay(e, s) ||
             waits_for_rows(e, s, i < MAX_COMPARED, seats && n < MAX_RESTORING, now_us))
             continue;
         struct capacity needed = capacity_needed(e, s);
