@@ -58,7 +58,8 @@ struct upstream_model {
 const struct upstream_model *upstream_model_ref(const struct upstream_model *m);
 void upstream_model_unref(const struct upstream_model *m); // NULL is fine
 
-/* targets: as gRPC writes them, "unix:/path", "dns:///host:port". -ENOMEM; -EINVAL; -EAGAIN: no thread. */
+/* targets: as gRPC writes them, "unix:/path", "dns:///host:port". -ENOMEM; -EINVAL; -EAGAIN: no
+ * thread. */
 int upstream_new(const char *const *targets, unsigned n, const struct upstream_patience *patience,
                  struct upstream **ret);
 void upstream_free(struct upstream *u); // after all streaming calls have ended

@@ -37,8 +37,8 @@ static uint32_t n_started_of(const struct seq_list *l, uint32_t flow)
     return n;
 }
 
-/* Paused answers and idle Verify streams stay started. Those of one flow must keep nobody out. So
- * no flow has the last quarter of the places, unless it has fewer than there are seats. */
+/* Paused answers and idle Verify streams stay started. Those of one flow must keep nobody out: it
+ * gets three quarters of max_started, but always all seats. */
 static bool flow_is_full(const struct engine *e, const struct seq *s)
 {
     uint32_t most =

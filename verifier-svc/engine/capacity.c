@@ -1,7 +1,7 @@
 /* capacity.c - seats and KV blocks of requests and flows. */
 #include "base/minmax.h"
-#include "verifier-svc/engine/engine_impl.h"
 #include "verifier-svc/engine/capacity.h"
+#include "verifier-svc/engine/engine_impl.h"
 
 /* Sequences that are admitted with s, itself included: the first choice brings those that have not
  * branched off yet. */
@@ -74,14 +74,16 @@ struct capacity_largest capacity_largest(const struct engine *e)
     struct capacity_largest l = {0};
     for (uint32_t i = e->running.n; i-- > 0;) {
         uint32_t flow = e->running.v[i]->req->place.flow;
-        struct capacity r = part_of_flow(e, flow);
-        if (r.seats > l.by_seats.seats) {
+        if (l.by_seats.seats && (flow == l.flow_by_seats || flow == l.flow_by_blocks))
+            continue; // counted already
+        struct capacity part = part_of_flow(e, flow);
+        if (part.seats > l.by_seats.seats) {
             l.flow_by_seats = flow;
-            l.by_seats = r;
+            l.by_seats = part;
         }
-        if (r.blocks > l.by_blocks.blocks) {
+        if (part.blocks > l.by_blocks.blocks) {
             l.flow_by_blocks = flow;
-            l.by_blocks = r;
+            l.by_blocks = part;
         }
     }
     return l;
@@ -167,7 +169,8 @@ struct seq *capacity_victim(const struct engine *e, struct seq *s)
             continue;
         if (!e->grants[i].todo && !v->held_until_us)
             return v;
-        uint32_t held = held_by_flow(e, v->req->place.flow);
+        uint32_t flow = v->req->place.flow;
+        uint32_t held = flow == newest->req->place.flow ? most : held_by_flow(e, flow);
         if (held > most || (held == most && v->order > newest->order))
             newest = v;
         most = max_u32(held, most);

@@ -1,8 +1,8 @@
 /* round_plan.c - the pass of a round: rows and KV blocks per sequence, and the packed rows. */
 #include <assert.h>
 #include "base/minmax.h"
-#include "verifier-svc/engine/round_impl.h"
 #include "verifier-svc/engine/capacity.h"
+#include "verifier-svc/engine/round_impl.h"
 
 /* ---- rows ---- */
 

@@ -357,8 +357,7 @@ static void shared_blocks_are_not_given(void **state)
 }
 
 /* The head waits for blocks that its flow has: flows that have less do not wait for it, until they
- * have as much. Each small request takes two blocks. Before the head of a flow without blocks, at
- * most eight start. */
+ * have as much. Each small request takes two blocks. */
 static void the_head_of_a_large_flow_is_passed_by_small_ones(void **state)
 {
     struct engine *e = *state;
@@ -371,6 +370,21 @@ static void the_head_of_a_large_flow_is_passed_by_small_ones(void **state)
         assert_int_equal(small[i]->state, i < 12 ? SEQ_RUNNING : SEQ_WAITING);
     }
     assert_int_equal(a->state, SEQ_RUNNING);
+    assert_int_equal(head->state, SEQ_WAITING);
+}
+
+/* The head's flow has nothing, so small requests of another flow do not starve it. */
+static void the_head_of_a_small_flow_is_passed_by_eight(void **state)
+{
+    struct engine *e = *state;
+    come_with(e, 'a', 1, 23 * KV_BLOCK - 1, 1);
+    admit_waiting(e);
+    struct seq *head = come_with(e, 'c', 2, 45 * KV_BLOCK - 1, 1);
+    for (unsigned i = 0; i <= SCHED_MAX_PASSING; i++) {
+        struct seq *small = come_of(e, 'b', 10 + i, 1);
+        admit_waiting(e);
+        assert_int_equal(small->state, i < SCHED_MAX_PASSING ? SEQ_RUNNING : SEQ_WAITING);
+    }
     assert_int_equal(head->state, SEQ_WAITING);
 }
 
@@ -638,6 +652,7 @@ int main(void)
         TEST(a_flow_keeps_as_much_as_the_other_gets),
         TEST(shared_blocks_are_not_given),
         TEST(the_head_of_a_large_flow_is_passed_by_small_ones),
+        TEST(the_head_of_a_small_flow_is_passed_by_eight),
         TEST(a_flow_with_all_seats_shares_them),
         TEST(a_running_sequence_is_left_one_block),
         TEST(a_request_that_waits_for_a_prefix_is_passed_by_all),

@@ -3,8 +3,8 @@
 #include <string.h>
 #include "lib/lib.h"
 #include "base/mem.h"
-#include "verifier-svc/engine/round_impl.h"
 #include "verifier-svc/engine/capacity.h"
+#include "verifier-svc/engine/round_impl.h"
 
 static struct engine engine;
 static struct request req;
