@@ -103,8 +103,7 @@ enum rpc_role {
     RPC_ROLE_ANY = 32,      // in rpc_method.roles: every client, also one without a role
 };
 
-/* Concurrent calls of one method with during_drain, in all and of one connection. At the first
- * limit, a new call ends the oldest one that is finished and that its client has not read. */
+/* Concurrent calls of one method with during_drain, in all and of one connection. */
 #define RPC_DURING_DRAIN_MAX 512
 #define RPC_DURING_DRAIN_CONNECTION_MAX 64
 
@@ -131,10 +130,16 @@ struct rpc_method {
 };
 
 struct rpc_server_options {
-    unsigned n_threads;     // 0: 1, which is fastest unless callbacks compute much
-    size_t max_message;     // bytes a client may send in one message; 0: RPC_MAX_MESSAGE
-    unsigned max_calls;     // concurrent calls of the methods without a separate limit; more end
-                            // with RESOURCE_EXHAUSTED; 0: 8192
+    unsigned n_threads; // 0: 1, which is fastest unless callbacks compute much
+    size_t max_message; // bytes a client may send in one message; 0: RPC_MAX_MESSAGE
+    /* Concurrent calls of the methods without a separate limit; 0: 8192. Clients leave a quarter to
+     * gateways, verifiers and operators. At this limit and at a separate one, a new call ends the
+     * oldest finished answer that a client has not read. If there is none, the new call ends with
+     * RESOURCE_EXHAUSTED. */
+    unsigned max_calls;
+    /* Bytes of finished answers that clients have not read. Above, the oldest ones end; 0: 256 MiB.
+     * Separate limits of calls have separate budgets. */
+    size_t max_unread;
     unsigned keepalive_ms;  // silence before a ping, which times out after a third of it; 0: 30 s
     size_t max_unexplained; // bytes that TCP clients sent in unfinished headers and messages;
                             // above, a connection is ended; 0: 64 MiB, see rpc_peers.h

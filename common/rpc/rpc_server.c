@@ -12,6 +12,7 @@
 
 #define ABORT_US 1000000 // for clients to read the status of an aborted call
 #define LINGER_MS 60000
+#define UNREAD_MAX (256 << 20)
 #define HANDSHAKE_MS 10000 // from the connection to the client's first frame
 
 /* ---- the server ---- */
@@ -107,7 +108,8 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
     open_doors(s, opt);
     s->insecure = opt->insecure;
     s->creds = grpc_insecure_server_credentials_create();
-    s->max_calls = opt->max_calls ? opt->max_calls : 8192;
+    s->shared.max = opt->max_calls ? opt->max_calls : 8192;
+    s->max_unread = opt->max_unread ? opt->max_unread : UNREAD_MAX;
     s->linger_ms = opt->linger_ms ? opt->linger_ms : LINGER_MS;
     s->socket_mode = opt->socket_mode ? opt->socket_mode : 0600;
     s->beats = rpc_alloc(s->n_workers, sizeof(*s->beats));
@@ -134,7 +136,7 @@ void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *serv
     if (s->n_methods > MAX_METHODS || !m->roles)
         abort();
     *to = (struct method){
-        .m = m, .service = service, .max_calls = m->during_drain ? RPC_DURING_DRAIN_MAX : 0};
+        .m = m, .service = service, .own.max = m->during_drain ? RPC_DURING_DRAIN_MAX : 0};
     for (unsigned d = 0; d < N_DOORS; d++) {
         to->handles[d] = grpc_server_register_method(
             s->doors[d].core, m->path, NULL,
@@ -153,7 +155,7 @@ void rpc_server_limit(struct rpc_server *s, const struct rpc_method *m, unsigned
         abort();
     for (unsigned i = 0; i < s->n_methods; i++) {
         if (s->methods[i].m == m)
-            s->methods[i].max_calls = max_calls;
+            s->methods[i].own.max = max_calls;
     }
 }
 

@@ -181,8 +181,7 @@ void rpc_call_unref(struct rpc_call *c)
     if (c->next)
         c->next->prev = c->prev;
     s->n_calls--;
-    if (c->counter)
-        --*c->counter;
+    rpc_places_leave(&c->place);
     s->n_running -= c->is_running;
     if (!s->n_calls || !s->n_running)
         pthread_cond_signal(&s->idle);
@@ -232,14 +231,18 @@ ssize_t rpc_call_send(struct rpc_call *c, struct rpc_msg *msg)
 void rpc_call_finish(struct rpc_call *c, enum rpc_code code, const char *text)
 {
     pthread_mutex_lock(&c->mu);
-    if (!c->has_status) {
+    bool now = !c->has_status;
+    if (now) {
         c->has_status = true;
         c->finished_us = clock_us();
         c->code = code;
         c->text = text ? strdup(text) : NULL;
         call_flush(c);
     }
+    size_t unread = c->q.n_bytes;
     pthread_mutex_unlock(&c->mu);
+    if (now)
+        rpc_server_left_unread(c, unread);
 }
 
 void rpc_call_abort(struct rpc_call *c, enum rpc_code code, const char *text)

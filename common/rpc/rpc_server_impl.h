@@ -14,6 +14,7 @@
 #include "rpc/rpc_base.h"
 #include "rpc/rpc_guard.h"
 #include "rpc/rpc_listen.h"
+#include "rpc/rpc_places.h"
 #include "rpc/rpc_roles.h"
 
 #define MAX_METHODS 64
@@ -35,9 +36,8 @@ struct method {
     const struct rpc_method *m;
     void *service;
     void *handles[N_DOORS]; // NULL: this entry serves all unknown methods
-    unsigned max_calls;     // of this method; 0: its calls count in the server's max_calls
     /* Under the server's lock: */
-    unsigned n_calls;       // that count in the method's max_calls
+    struct rpc_places own;  // max 0: its calls take shared places of the server
     unsigned reported;      // bit i: a refusal of the roles i has been logged
     struct rpc_call *calls; // list of its calls, the newest first
 };
@@ -55,7 +55,8 @@ struct rpc_server {
     struct metric *refused;
     bool insecure;
     struct rpc_worker *workers;
-    unsigned n_workers, max_calls, linger_ms;
+    unsigned n_workers, linger_ms;
+    size_t max_unread;
     struct rpc_timer linger; // runs on the first worker
     mode_t socket_mode;
     struct method methods[MAX_METHODS + 1];
@@ -67,7 +68,7 @@ struct rpc_server {
     pthread_mutex_t mu;
     pthread_cond_t idle; // signalled when n_running or n_calls becomes 0
     unsigned n_calls;
-    unsigned n_shared;  // calls that count in the server's max_calls
+    struct rpc_places shared;
     unsigned n_running; // calls that a drain waits for
     bool draining;
 };
@@ -88,7 +89,7 @@ struct rpc_call {
     int was_cancelled; // written by the core before t_close
     atomic_int n_refs;
     struct rpc_call *next, **prev; // in the method's list, under the server's lock
-    unsigned *counter;             // of its limit, under the server's lock; NULL: it was refused
+    struct rpc_place place;        // under the server's lock
     bool is_running;               // counts in n_running
 
     pthread_mutex_t mu; // guards the fields below and the start of batches
@@ -107,6 +108,9 @@ struct rpc_call {
 
 /* Without this method, calls of unknown methods would wait until their deadline. */
 extern const struct rpc_method rpc_server_unknown;
+/* The answer of c is finished; its client still has to read so many bytes. Ends older answers that
+ * are unread, above max_unread. */
+void rpc_server_left_unread(struct rpc_call *c, size_t bytes);
 /* Requests the first call of each method on the worker's queue. */
 void rpc_server_request_calls(struct rpc_server *s, struct rpc_worker *w, enum door_kind door);
 

@@ -91,13 +91,18 @@ static void report_refusal(const struct rpc_call *c, struct method *m)
     gpr_free(from);
 }
 
-/* Whether the connection of c has no slot of the method left. With the server's lock. */
+/* Whether the connection of c has no place of the method left. With the server's lock. */
 static bool is_crowded(const struct method *m, const struct rpc_call *c)
 {
     unsigned n = 0;
     for (const struct rpc_call *k = m->calls; k && c->peer; k = k->next)
-        n += k->counter && strcmp(k->peer, c->peer) == 0;
+        n += k->place.in && strcmp(k->peer, c->peer) == 0;
     return n >= RPC_DURING_DRAIN_CONNECTION_MAX;
+}
+
+static bool is_service(unsigned roles)
+{
+    return roles & (RPC_ROLE_GATEWAY | RPC_ROLE_VERIFIER | RPC_ROLE_OPERATOR);
 }
 
 /* The answer is finished, and its client has not read it. */
@@ -109,26 +114,53 @@ static bool is_unread(struct rpc_call *c)
     return unread;
 }
 
-/* Takes the slot of the oldest unread answer, so that clients that do not read leave the others
- * their slots. Returns its call, with a reference; NULL: there is none. With the server's lock. */
-static struct rpc_call *take_unread(struct method *m)
+/* Takes the place of the oldest unread answer. Returns its call, with a reference, which the caller
+ * must end; NULL: there is none. With the server's lock. */
+static struct rpc_call *take_unread(struct rpc_places *ps)
 {
-    struct rpc_call *oldest = NULL;
-    for (struct rpc_call *k = m->calls; k && m->m->during_drain; k = k->next)
-        oldest = k->counter && is_unread(k) ? k : oldest;
-    if (!oldest || !rpc_server_try_ref(oldest))
-        return NULL;
-    oldest->counter = NULL;
-    m->n_calls--;
-    return oldest;
+    while (ps->oldest) {
+        struct rpc_call *c = OWNER(ps->oldest, struct rpc_call, place);
+        rpc_places_read(&c->place);
+        if (!is_unread(c) || !rpc_server_try_ref(c))
+            continue;
+        rpc_places_leave(&c->place);
+        return c;
+    }
+    return NULL;
 }
 
-/* Takes a slot for a new call, or makes it a refusal. *ret_unread: the call that must end for it,
- * with a reference. With the server's lock. */
-static void take_slot(struct rpc_server *s, struct rpc_call *c, struct method *m,
-                      struct rpc_call **ret_unread)
+/* Without the server's lock. unread: may be NULL. */
+static void end_unread(struct rpc_call *unread)
 {
-    unsigned *n = m->max_calls ? &m->n_calls : &s->n_shared;
+    if (!unread)
+        return;
+    rpc_server_end_unread(unread);
+    rpc_call_unref(unread);
+}
+
+/* Services are left out: they read what they asked for, and the last quarter is theirs. */
+static unsigned places_for(const struct rpc_server *s, const struct rpc_places *ps, unsigned roles)
+{
+    return ps == &s->shared && !is_service(roles) ? ps->max - ps->max / 4 : ps->max;
+}
+
+/* *ret_unread: the call that must end for this one, with a reference. With the server's lock. */
+static bool take_place(struct rpc_server *s, struct rpc_call *c, struct method *m,
+                       struct rpc_call **ret_unread)
+{
+    struct rpc_places *ps = m->own.max ? &m->own : &s->shared;
+    unsigned n_max = places_for(s, ps, c->roles);
+    if (rpc_places_take(ps, &c->place, n_max))
+        return true;
+    *ret_unread = ps->n == n_max ? take_unread(ps) : NULL;
+    return *ret_unread && rpc_places_take(ps, &c->place, n_max);
+}
+
+/* Takes a place for a new call, or makes it a refusal. *ret_unread: as above. With the server's
+ * lock. */
+static void admit_call(struct rpc_server *s, struct rpc_call *c, struct method *m,
+                       struct rpc_call **ret_unread)
+{
     c->m = m->m;
     if (!(m->m->roles & (c->roles | RPC_ROLE_ANY))) {
         report_refusal(c, m);
@@ -137,12 +169,9 @@ static void take_slot(struct rpc_server *s, struct rpc_call *c, struct method *m
         c->m = &stopping_method;
     } else if (is_crowded(m, c)) {
         c->m = &crowded_method;
-    } else if (*n >= (m->max_calls ? m->max_calls : s->max_calls) &&
-               !(*ret_unread = take_unread(m))) {
+    } else if (!take_place(s, c, m, ret_unread)) {
         c->m = &busy_method;
     } else {
-        c->counter = n;
-        ++*n;
         c->is_running = !m->m->during_drain;
         s->n_running += c->is_running;
     }
@@ -153,17 +182,33 @@ static void add_call(struct rpc_server *s, struct method *m, struct rpc_call *c)
     struct rpc_call *unread = NULL;
     pthread_mutex_lock(&s->mu);
     s->n_calls++;
-    take_slot(s, c, m, &unread);
+    admit_call(s, c, m, &unread);
     c->next = m->calls;
     c->prev = &m->calls;
     if (c->next)
         c->next->prev = &c->next;
     m->calls = c;
     pthread_mutex_unlock(&s->mu);
-    if (!unread)
+    end_unread(unread);
+}
+
+void rpc_server_left_unread(struct rpc_call *c, size_t bytes)
+{
+    struct rpc_server *s = c->s;
+    struct rpc_call *unread = NULL;
+    if (is_service(c->roles))
         return;
-    rpc_server_end_unread(unread);
-    rpc_call_unref(unread);
+    pthread_mutex_lock(&s->mu);
+    struct rpc_places *ps = c->place.in;
+    rpc_places_unread(&c->place, bytes);
+    pthread_mutex_unlock(&s->mu);
+    do {
+        end_unread(unread);
+        pthread_mutex_lock(&s->mu);
+        bool over = ps && ps->unread_bytes > s->max_unread && ps->oldest != ps->newest;
+        unread = over ? take_unread(ps) : NULL;
+        pthread_mutex_unlock(&s->mu);
+    } while (unread);
 }
 
 /* ---- slots ---- */
@@ -186,10 +231,10 @@ static unsigned roles_of(const struct slot *sl)
 /* Adds a new call to the account of its connection. False: that is being ended. */
 static bool open_account(const struct slot *sl, unsigned roles, struct rpc_peer **ret)
 {
-    const struct rpc_peer_call call = {
-        .header_bytes = header_bytes(&sl->headers),
-        .message_bytes = sl->request ? grpc_byte_buffer_length(sl->request) : 0,
-        .trusted = roles & (RPC_ROLE_GATEWAY | RPC_ROLE_VERIFIER | RPC_ROLE_OPERATOR)};
+    const struct rpc_peer_call call = {.header_bytes = header_bytes(&sl->headers),
+                                       .message_bytes =
+                                           sl->request ? grpc_byte_buffer_length(sl->request) : 0,
+                                       .trusted = is_service(roles)};
     char *peer = grpc_call_get_peer(sl->call);
     int r = rpc_guard_call(sl->s->guard, peer, &call, ret);
     gpr_free(peer);

@@ -2,6 +2,7 @@
 #include "grpc/health/v1/health.pb-c.h"
 #include "lib/clients/http2_client.h"
 #include "lib/rigs/rpc_rig.h"
+#include "tandem/v1/verifier.pb-c.h"
 
 #define CHECK "/grpc.health.v1.Health/Check"
 #define WATCH "/grpc.health.v1.Health/Watch"
@@ -39,6 +40,95 @@ static void unread_answers_of_many_connections_give_way(void **state)
         http2_client_close(&c[i]);
 }
 
+static void unread_answers_leave_places_to_other_calls(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){.max_calls = 8});
+    struct http2_client c = http2_client_open(r.path);
+    start_calls(&c, "/test/Echo", 20);
+    assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
+    assert_int_equal(rpc_rig_count(&rpc_rig_seen.ends), 16); // all but those that 6 places hold
+    http2_client_close(&c);
+    rpc_rig_done(&r);
+}
+
+/* Two messages; a client that pauses immediately reads the first. */
+static struct rpc_msg *small_and_large(uint32_t large)
+{
+    Tandem__V1__DetokenizeRequest req = TANDEM__V1__DETOKENIZE_REQUEST__INIT;
+    req.ids = (uint32_t[]){10, large};
+    req.n_ids = 2;
+    return rpc_pack(&req.base);
+}
+
+/* Answers of 1 MiB each, of which 4 MiB may be unread. */
+static void unread_answers_above_their_bytes_are_ended(void **state)
+{
+    enum { N = 9, FIT = 4, BYTES = (1 << 20) - 64 };
+    (void)state;
+    struct rpc_rig r;
+    struct rpc_tally t[N];
+    struct rpc_stream *s[N];
+    rpc_rig_init(&r, &(struct rpc_server_options){.max_unread = FIT << 20});
+    for (int i = 0; i < N; i++) {
+        s[i] = rpc_rig_open(&r, "/test/Count", &t[i]);
+        rpc_stream_pause(s[i]);
+        rpc_stream_send(s[i], small_and_large(BYTES));
+        rpc_stream_close(s[i]);
+        rpc_rig_await(&rpc_rig_seen.cancels, i + 1 > FIT ? i + 1 - FIT : 0);
+    }
+    assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
+    assert_int_equal(rpc_rig_count(&rpc_rig_seen.cancels), N - FIT);
+    for (int i = 0; i < N; i++) {
+        rpc_stream_unpause(s[i]);
+        rpc_rig_finish(s[i], &t[i], i < N - FIT ? RPC_RESOURCE_EXHAUSTED : RPC_OK);
+    }
+    rpc_rig_done(&r);
+}
+
+/* A server that this user's clients reach as gateways, by its unix socket, and others by a port. */
+static unsigned listen_as_gateway(struct rpc_rig *r, const struct rpc_server_options *opt)
+{
+    rpc_server_stop(r->server, 0);
+    rpc_health_free(r->health);
+    r->health = rpc_health_new();
+    r->server = rpc_rig_server(opt, r->health);
+    assert_int_equal(rpc_server_listen(r->server, r->target), 1);
+    int port = rpc_server_listen(r->server, "127.0.0.1:0");
+    assert_true(port > 0);
+    assert_int_equal(rpc_server_start(r->server), 0);
+    return (unsigned)port;
+}
+
+static void clients_leave_a_quarter_of_the_places_to_services(void **state)
+{
+    enum { PLACES = 8, CLIENTS = 6 };
+    struct rpc_rig *r = *state;
+    unsigned port = listen_as_gateway(
+        r, &(struct rpc_server_options){.max_calls = PLACES, .own_role = RPC_ROLE_GATEWAY});
+    struct rpc_rig by_port = *r;
+    char target[32];
+    snprintf(target, sizeof(target), "127.0.0.1:%u", port);
+    assert_int_equal(rpc_client_new(target, NULL, &by_port.client), 0);
+    struct rpc_tally t[PLACES], t_refused;
+    struct rpc_stream *s[PLACES];
+    for (int i = 0; i < CLIENTS; i++)
+        s[i] = rpc_rig_keep(&by_port, &t[i]);
+    rpc_rig_await(&rpc_rig_seen.starts, CLIENTS);
+    struct rpc_stream *refused = rpc_rig_call(&by_port, "/test/Keep", 1, 1, &t_refused);
+    rpc_rig_finish(refused, &t_refused, RPC_RESOURCE_EXHAUSTED);
+    for (int i = CLIENTS; i < PLACES; i++)
+        s[i] = rpc_rig_keep(r, &t[i]);
+    rpc_rig_await(&rpc_rig_seen.starts, PLACES);
+    assert_int_equal(rpc_rig_echo(r->client, NULL, 7).code, RPC_RESOURCE_EXHAUSTED);
+    for (int i = 0; i < PLACES; i++) {
+        rpc_stream_cancel(s[i]);
+        rpc_rig_finish(s[i], &t[i], RPC_CANCELLED);
+    }
+    rpc_client_free(by_port.client);
+}
+
 static void watches_of_one_connection_refuse_none_to_others(void **state)
 {
     struct rpc_rig *r = *state;
@@ -57,6 +147,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         RPC_RIG_TEST(unread_answers_of_one_connection_refuse_nothing_to_others),
         RPC_RIG_TEST(unread_answers_of_many_connections_give_way),
+        cmocka_unit_test(unread_answers_leave_places_to_other_calls),
+        cmocka_unit_test(unread_answers_above_their_bytes_are_ended),
+        RPC_RIG_TEST(clients_leave_a_quarter_of_the_places_to_services),
         RPC_RIG_TEST(watches_of_one_connection_refuse_none_to_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,35 @@
+/* rpc_places.h - the places that calls take, and the finished answers that clients do not read.
+ *
+ * A client that starts calls and reads no answer would hold their places, and the memory of the
+ * answers, as long as it likes. So unread answers give way, the oldest first: to a new call that
+ * finds no place, and to each other above a number of bytes.
+ *
+ * Private to common/rpc. Threads: any, with the server's lock. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+
+struct rpc_places;
+
+/* Part of a call; zeroed at first. */
+struct rpc_place {
+    struct rpc_places *in; // NULL: the call has no place
+    bool unread;           // is in the list of its places
+    size_t bytes;          // unread
+    struct rpc_place *older, *newer;
+};
+
+struct rpc_places { // zeroed, except for max
+    unsigned max, n;
+    size_t unread_bytes;
+    struct rpc_place *oldest, *newest; // unread answers
+};
+
+/* False: n_max places, or all of them, are taken. */
+bool rpc_places_take(struct rpc_places *ps, struct rpc_place *p, unsigned n_max);
+/* The answer of this call is finished, and its client has so many bytes still to read. */
+void rpc_places_unread(struct rpc_place *p, size_t bytes);
+/* The answer is read, or the call ends: it is no longer unread, but keeps its place. */
+void rpc_places_read(struct rpc_place *p);
+/* Gives the place back. Nothing happens if the call has none. */
+void rpc_places_leave(struct rpc_place *p);
