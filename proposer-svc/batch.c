@@ -416,10 +416,11 @@ static size_t fill_draft(struct answer *a, struct packed *packed)
 }
 
 /* Packs the answers that are ready, up to Q_BYTES of q. NULL: none is ready, or no memory. */
-static struct rpc_msg *pack_ready(struct pending_round *r)
+static struct rpc_msg *pack_ready(const struct batch *b, struct pending_round *r)
 {
     uint32_t n = 0;
     size_t q_bytes = 0;
+    bool slow = b->c.is_slow && b->c.is_slow(&r->from);
     Tandem__V1__Drafts msg = TANDEM__V1__DRAFTS__INIT;
     AUTO(mem_free) struct packed *drafts = calloc(r->n_answers + 1, sizeof(*drafts));
     AUTO(mem_free) Tandem__V1__SequenceDraft **to = calloc(r->n_answers + 1, sizeof(msg.drafts[0]));
@@ -428,6 +429,7 @@ static struct rpc_msg *pack_ready(struct pending_round *r)
         if (a->state != READY)
             continue;
         a->state = SENT;
+        a->draft.n = slow && a->draft.q ? 0 : a->draft.n;
         to[n] = &drafts[n].draft;
         q_bytes += fill_draft(a, &drafts[n++]);
     }
@@ -451,7 +453,7 @@ static void unlink_round(struct batch *b, struct pending_round **at)
 struct rpc_msg *batch_answer(struct batch *b, struct batch_origin *ret_from)
 {
     for (struct pending_round **at = &b->first; *at;) {
-        struct rpc_msg *msg = pack_ready(*at);
+        struct rpc_msg *msg = pack_ready(b, *at);
         *ret_from = (*at)->from;
         if (msg)
             return msg; // the Round holds its call until the next call of this

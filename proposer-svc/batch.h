@@ -18,17 +18,19 @@ struct Tandem__V1__Round;
 
 #define BATCH_SEQUENCES_MAX 4096 // of one Round
 
+struct batch_origin {
+    uint64_t stream;
+    struct rpc_call *call; // held as long as its Round is in the batch; NULL: none
+};
+
 struct batch_config {
     struct sessions *sessions;
     const struct prop_ops *ops;
     void *shared;     // what its open() returned
     unsigned q_modes; // that the proposer offers: bits 1 << enum draft_q_mode
     struct metric *rounds, *drafts, *tokens, *needed, *seconds;
-};
-
-struct batch_origin {
-    uint64_t stream;
-    struct rpc_call *call; // held as long as its Round is in the batch; NULL: none
+    /* Whether the verifier leaves too much unread to get drafts with q; NULL: never. */
+    bool (*is_slow)(const struct batch_origin *to);
 };
 
 struct batch;
@@ -46,8 +48,9 @@ int batch_take(struct batch *b, const struct batch_origin *from,
                int64_t now_us);
 /* Drafts for all open asks. Asks that are not done and out of time are answered without tokens. */
 void batch_draft(struct batch *b);
-/* Returns the next Drafts message that is ready; NULL: none. *ret_from: its stream and call, valid
- * until the next call of batch_answer(). */
+/* Returns the next Drafts message that is ready; NULL: none. A slow verifier gets no draft with
+ * q: its sequence is answered without tokens. *ret_from: its stream and call, valid until the next
+ * call of batch_answer(). */
 struct rpc_msg *batch_answer(struct batch *b, struct batch_origin *ret_from);
 /* Drops the Rounds of a stream that has ended. */
 void batch_end_stream(struct batch *b, uint64_t stream);

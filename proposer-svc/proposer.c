@@ -15,7 +15,10 @@
 #include "proposer-svc/proposer.h"
 #include "rpc/rpc.h"
 
-#define UNREAD_MAX (1 << 20) // bytes of answers that a verifier may leave unread
+/* Bytes of answers that a verifier has not read. Above the first number it gets no drafts with q,
+ * which are large. Above the second one its stream ends. */
+#define SLOW_BYTES (2 << 20)
+#define UNREAD_MAX (3 << 20)
 
 struct proposer {
     struct proposer_config c;
@@ -29,6 +32,7 @@ struct proposer {
 struct stream {
     uint64_t id;
     struct draft_job *end; // for the draft thread; NULL without one
+    atomic_bool slow;      // more than SLOW_BYTES are unread
 };
 
 /* ---- Describe ---- */
@@ -66,9 +70,26 @@ static void end_stream(struct rpc_call *call, uint64_t stream, int err)
     rpc_call_fail(call, err);
 }
 
+static bool is_slow(const struct batch_origin *to)
+{
+    const struct stream *st = rpc_call_user(to->call);
+    return atomic_load(&st->slow);
+}
+
+static void on_draft_drain(struct rpc_call *call)
+{
+    struct stream *st = rpc_call_user(call);
+    atomic_store(&st->slow, false);
+}
+
 static void send_answer(const struct batch_origin *to, struct rpc_msg *answer)
 {
-    if (rpc_call_send(to->call, answer) <= UNREAD_MAX)
+    struct stream *st = rpc_call_user(to->call);
+    bool was_slow = atomic_exchange(&st->slow, true); // before on_draft_drain() may come
+    ssize_t unread = rpc_call_send(to->call, answer);
+    if (!was_slow && unread <= SLOW_BYTES)
+        atomic_store(&st->slow, false);
+    if (unread <= UNREAD_MAX)
         return;
     int err = fail(-ENOSPC, "the verifier has not read %d bytes of drafts", UNREAD_MAX);
     log_warn("stream ended stream=%llu: %s", (unsigned long long)to->stream, fail_text());
@@ -90,7 +111,8 @@ static struct batch_config batch_config(const struct proposer *s)
                                  .drafts = s->drafts,
                                  .tokens = s->tokens,
                                  .needed = s->needed,
-                                 .seconds = s->seconds};
+                                 .seconds = s->seconds,
+                                 .is_slow = is_slow};
 }
 
 /* Drafts for a Round on the calling thread and answers it. */
@@ -180,7 +202,9 @@ static const struct rpc_method methods[] = {
      .roles = RPC_ROLE_VERIFIER,
      .reads_stream = true,
      .on_start = on_draft_start,
+     .drain_mark = SLOW_BYTES,
      .on_message = on_draft_message,
+     .on_drain = on_draft_drain,
      .on_end = on_draft_end},
 };
 

@@ -124,6 +124,14 @@ static const struct prop_ops stub = {.name = "stub",
 
 #define POINT_AND_SPARSE (1u << DRAFT_POINT | 1u << DRAFT_SPARSE)
 
+static bool is_slow; // the verifier
+
+static bool stub_is_slow(const struct batch_origin *to)
+{
+    assert_int_equal(to->stream, 1);
+    return is_slow;
+}
+
 static struct sessions *sessions;
 static struct batch *batch;
 static struct metric *rounds, *drafts, *tokens, *needed;
@@ -144,6 +152,7 @@ static int open_batch(uint32_t max_sessions, unsigned q_modes)
     const struct batch_config bc = {.sessions = sessions,
                                     .ops = &stub,
                                     .q_modes = q_modes,
+                                    .is_slow = q_modes == 1u << DRAFT_DENSE ? stub_is_slow : NULL,
                                     .rounds = rounds,
                                     .drafts = drafts,
                                     .tokens = tokens,
@@ -883,6 +892,22 @@ static void a_message_ends_with_the_draft_whose_q_reaches_128_kib(void **state)
     assert_null(answer(0));
 }
 
+static void a_slow_verifier_gets_no_draft_with_q(void **state)
+{
+    (void)state;
+    struct request a = {0}, b = {0};
+    take_dense(&a, 3, 16384);
+    must_answer(1, 1, (uint64_t[]){0}, 2);
+    is_slow = true;
+    must_answer(1, 2, (uint64_t[]){1, 2}, 0);
+    assert_null(answer(0));
+    take(round_of(&b, (uint32_t[N_SEQS]){0, 0, 0, 1, 1}), 1); // point drafts
+    batch_draft(batch);
+    must_answer(1, 2, (uint64_t[]){3, 4}, 2);
+    is_slow = false;
+    assert_null(answer(0));
+}
+
 /* ---- limits ---- */
 
 /* A Round with n new sequences. */
@@ -1063,6 +1088,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_piece_of_a_context_is_not_answered, start, stop),
         cmocka_unit_test_setup_teardown(an_answer_names_its_context, start, stop),
         cmocka_unit_test_setup_teardown(a_dense_q_is_a_tensor_of_floats, start, stop),
+        cmocka_unit_test_setup_teardown(a_slow_verifier_gets_no_draft_with_q, start, stop),
         cmocka_unit_test_setup_teardown(a_message_ends_with_the_draft_whose_q_reaches_128_kib,
                                         start, stop),
         cmocka_unit_test_setup_teardown(a_round_has_at_most_4096_sequences, start, stop),

@@ -39,6 +39,8 @@ static atomic_bool is_held; // drafts wait
 static sem_t may_draft;
 static int n_drafts;
 
+#define DENSE_WIDTH (64u << 10) // so a dense q has 256 KiB
+
 static void stub_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
     (void)shared;
@@ -62,6 +64,15 @@ static int stub_grow(void *shared, void *seq, const struct prop_context *c)
     return 0;
 }
 
+static void add_q(struct draft *to)
+{
+    struct draft_q *q = calloc(1, sizeof(*q) + DENSE_WIDTH * sizeof(float));
+    assert_non_null(q);
+    *q = (struct draft_q){.width = DENSE_WIDTH, .weights = (float *)(q + 1)};
+    to->q = q;
+    to->q_mode = DRAFT_DENSE;
+}
+
 static void stub_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
 {
     (void)shared;
@@ -75,6 +86,8 @@ static void stub_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
         asks[i]->to->survival[0] = 1;
         asks[i]->to->tree = false;
         asks[i]->to->q_mode = DRAFT_POINT;
+        if (asks[i]->q_mode == DRAFT_DENSE)
+            add_q(asks[i]->to);
         asks[i]->done = true;
     }
 }
@@ -88,13 +101,20 @@ static void stub_about(void *shared, struct prop_about *to)
                               .q_modes = 1u << DRAFT_POINT | 1u << DRAFT_SPARSE};
 }
 
+static void stub_about_dense(void *shared, struct prop_about *to)
+{
+    stub_about(shared, to);
+    to->q_modes = 1u << DRAFT_POINT | 1u << DRAFT_DENSE;
+}
+
 #define STUB(...)                                                                                  \
     {                                                                                              \
         .name = "stub", .seq_done = stub_seq_done, .cut = stub_cut, .grow = stub_grow,             \
         .draft = stub_draft, __VA_ARGS__                                                           \
     }
 static const struct prop_ops plain = STUB(.flags = 0), threaded = STUB(.flags = PROP_OWN_THREAD),
-                             with_about = STUB(.about = stub_about);
+                             with_about = STUB(.about = stub_about),
+                             dense = STUB(.flags = PROP_OWN_THREAD, .about = stub_about_dense);
 
 /* ---- the service ---- */
 
@@ -143,6 +163,12 @@ static int start_with_about(void **state)
 {
     (void)state;
     return start_with(&with_about, RPC_ROLE_VERIFIER);
+}
+
+static int start_dense(void **state)
+{
+    (void)state;
+    return start_with(&dense, RPC_ROLE_VERIFIER);
 }
 
 static int start_for_clients(void **state)
@@ -366,16 +392,65 @@ static void a_verifier_that_does_not_read_gets_the_reason(void **state)
     struct metric *rounds = metrics_counter("tandem_drafter_rounds_total", "", NULL);
     double before = metrics_value(rounds);
     rpc_stream_pause(s);
-    for (int i = 0; i < 16; i++) // 1.5 MiB of answers
+    for (int i = 0; i < 48; i++) // 4.5 MiB of answers
         rpc_stream_send(s, rpc_msg_share(round));
     rpc_msg_free(round);
-    AWAIT(metrics_value(rounds) >= before + 11); // more than 1 MiB
+    AWAIT(metrics_value(rounds) >= before + 32); // more than 3 MiB
     AWAIT(n_streams() == 0);                     // the stream has ended at the proposer
     rpc_stream_unpause(s);
     rpc_rig_await_end(&t, RPC_RESOURCE_EXHAUSTED);
-    assert_string_equal(t.status.text, "the verifier has not read 1048576 bytes of drafts");
-    assert_true(t.messages < 16);
+    assert_string_equal(t.status.text, "the verifier has not read 3145728 bytes of drafts");
+    assert_true(t.messages < 48);
     rpc_stream_free(s);
+}
+
+static struct rpc_msg *dense_round(uint64_t seq)
+{
+    static uint32_t token = 5;
+    Tandem__V1__RoundSequence s = TANDEM__V1__ROUND_SEQUENCE__INIT, *pointer = &s;
+    Tandem__V1__Round round = TANDEM__V1__ROUND__INIT;
+    round.sequences = &pointer;
+    round.n_sequences = 1;
+    round.budget_us = RPC_RIG_WAIT_US;
+    s.seq = seq;
+    s.base_len = s.n_tokens = s.k = 1;
+    s.tokens = &token;
+    s.digest = rng_splitmix64(token + 1);
+    s.q_mode = TANDEM__V1__QMODE__Q_MODE_DENSE;
+    return rpc_pack(&round.base);
+}
+
+/* The bytes of the answer to one more dense Round. */
+static size_t dense_answer(struct rpc_stream *s, struct rpc_tally *t, uint64_t seq)
+{
+    size_t before = t->bytes;
+    int n = rpc_rig_count(&t->messages);
+    rpc_stream_send(s, dense_round(seq));
+    rpc_rig_await(&t->messages, n + 1);
+    return t->bytes - before;
+}
+
+static void a_slow_verifier_keeps_its_stream(void **state)
+{
+    enum { N = 40, Q_BYTES = DENSE_WIDTH * 4, SLOW = 2 << 20 };
+    (void)state;
+    struct rpc_tally t, t_other;
+    struct rpc_stream *s = open_stream(&t), *other = open_stream(&t_other);
+    assert_in_range(dense_answer(s, &t, 1), Q_BYTES, Q_BYTES + 100);
+    size_t before = t.bytes;
+    rpc_stream_pause(s);
+    for (uint64_t i = 2; i < 2 + N; i++) // 10 MiB, if all had their q
+        rpc_stream_send(s, dense_round(i));
+    AWAIT(n_sessions() == 1 + N);
+    dense_answer(other, &t_other, 1); // the one thread has sent the answers before
+    rpc_stream_unpause(s);
+    rpc_rig_await(&t.messages, 1 + N);
+    assert_in_range(t.bytes - before, SLOW, SLOW + 4 * Q_BYTES); // it has read some
+    assert_in_range(dense_answer(s, &t, 2 + N), Q_BYTES, Q_BYTES + 100);
+    rpc_stream_close(s);
+    rpc_rig_finish(s, &t, RPC_OK);
+    rpc_stream_close(other);
+    rpc_rig_finish(other, &t_other, RPC_OK);
 }
 
 /* Opens a stream that is refused for this reason. */
@@ -537,6 +612,7 @@ int main(void)
         THREADED(idle_sessions_expire),
         PLAIN(a_verifier_that_does_not_read_gets_the_reason),
         THREADED(a_verifier_that_does_not_read_gets_the_reason),
+        cmocka_unit_test_setup_teardown(a_slow_verifier_keeps_its_stream, start_dense, stop),
         THREADED(more_than_1024_streams_are_refused),
         THREADED(a_stream_refused_without_memory_takes_no_place),
         THREADED(a_stream_whose_rounds_have_no_place_ends_with_the_reason),
