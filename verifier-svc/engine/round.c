@@ -39,22 +39,37 @@ struct control_item round_item(struct seq *s, uint32_t n)
                                  .fixed = s->req->fixed};
 }
 
+bool round_is_shared(const struct engine *e)
+{
+    const struct seq *first = NULL;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        const struct seq *s = e->running.v[i];
+        if (!seq_todo(s))
+            continue;
+        if (first && s->req->place.flow != first->req->place.flow)
+            return true;
+        first = s;
+    }
+    return false;
+}
+
 struct control_round round_without_drafts(const struct engine *e)
 {
     struct control_round r = {.n_running = e->running.n};
-    uint32_t n_prompts = 0;
+    struct sched_load load = {.n = e->running.n, .shared = round_is_shared(e)};
     for (uint32_t i = 0; i < e->running.n; i++) {
         const struct seq *s = e->running.v[i];
         uint32_t todo = seq_todo(s);
-        n_prompts += todo > 1;
+        load.n_prompts += todo > 1;
         if (!todo || !round_is_decoding(s))
             continue;
-        r.n_decoding++;
+        load.n_decoding++;
         r.n_fixed += s->req->fixed && s->req->k_max;
         pass_time_add(&r.pass, 1, s->n);
     }
-    r.pass.rows += n_prompts ? e->prompt_rows : 0;
-    r.draft_rows = sched_draft_rows(&e->sched, e->running.n, r.n_decoding, n_prompts);
+    r.n_decoding = load.n_decoding;
+    r.pass.rows += load.n_prompts ? e->prompt_rows : 0;
+    r.draft_rows = sched_draft_rows(&e->sched, &load);
     return r;
 }
 

@@ -24,6 +24,8 @@ struct control_item round_item(struct seq *s, uint32_t n);
 /* The coming pass without any drafts. Prompts are assumed to get as many rows as in the last
  * pass. */
 struct control_round round_without_drafts(const struct engine *e);
+/* Whether the sequences that have rows to run belong to several flows. */
+bool round_is_shared(const struct engine *e);
 
 /* ---- round_plan.c ---- */
 

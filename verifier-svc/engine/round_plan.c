@@ -36,7 +36,7 @@ static void grant_rows(struct engine *e)
         if (grant->todo == 1 && round_is_decoding(s))
             grant->draft = seq_n_draft(s);
     }
-    sched_grant_rows(&e->sched, e->grants, e->running.n);
+    sched_grant_rows(&e->sched, e->grants, e->running.n, round_is_shared(e));
 }
 
 /* ---- KV blocks ---- */

@@ -118,26 +118,27 @@ static uint32_t grant_prompts(const struct sched *s, struct sched_grant *v, uint
     return used;
 }
 
-uint32_t sched_draft_rows(const struct sched *s, uint32_t n, uint32_t n_decoding,
-                          uint32_t n_prompts)
+uint32_t sched_draft_rows(const struct sched *s, const struct sched_load *l)
 {
-    uint32_t left = s->limits.max_rows - min_u32(n_decoding, s->limits.max_rows);
-    uint32_t for_drafts = n_prompts ? left / 4 * 3 : left; // prompts always proceed
-    uint32_t logits_left = s->limits.max_logits - min_u32(n, s->limits.max_logits);
+    uint32_t left = s->limits.max_rows - min_u32(l->n_decoding, s->limits.max_rows);
+    uint32_t for_drafts = l->n_prompts ? left / 4 * 3 : left; // prompts always proceed
+    if (l->shared && for_drafts)
+        for_drafts = min_u32(for_drafts, rows_in_time(s, l->n_decoding) - l->n_decoding);
+    uint32_t logits_left = s->limits.max_logits - min_u32(l->n, s->limits.max_logits);
     return min_u32(for_drafts, logits_left);
 }
 
-uint32_t sched_grant_rows(const struct sched *s, struct sched_grant *v, uint32_t n)
+uint32_t sched_grant_rows(const struct sched *s, struct sched_grant *v, uint32_t n, bool shared)
 {
-    uint32_t n_decoding = grant_decoding(s, v, n), n_prompts = 0;
+    struct sched_load l = {.n = n, .n_decoding = grant_decoding(s, v, n), .shared = shared};
     for (uint32_t i = 0; i < n; i++)
-        n_prompts += v[i].todo > 1;
+        l.n_prompts += v[i].todo > 1;
 
-    uint32_t used = n_decoding + grant_drafts(v, n, sched_draft_rows(s, n, n_decoding, n_prompts));
-    if (!n_prompts)
+    uint32_t used = l.n_decoding + grant_drafts(v, n, sched_draft_rows(s, &l));
+    if (!l.n_prompts)
         return used;
 
-    uint32_t in_time = rows_in_time(s, n_decoding);
+    uint32_t in_time = rows_in_time(s, l.n_decoding);
     uint32_t prompt_rows = in_time > used ? in_time - used : 0;
     if (prompt_rows < SCHED_MIN_CHUNK)
         prompt_rows = SCHED_MIN_CHUNK;

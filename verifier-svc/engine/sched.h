@@ -5,7 +5,8 @@
  * for it. Each request has its own count, which continues while other requests are the head.
  *
  * In a pass each decoding sequence first gets its row, then drafts get theirs. Prompts get the
- * remaining time and rows (chunked prefill), so a long prompt never stops the others.
+ * remaining time and rows (chunked prefill), so a long prompt never stops the others. Nor do the
+ * drafts of one flow stop another flow.
  *
  * Threads: the engine's. Time is an argument. */
 #pragma once
@@ -60,11 +61,17 @@ struct sched_grant {
     uint32_t draft_rows; // granted of draft
 };
 
-/* The most draft rows in a pass with n sequences: n_decoding of them decode, n_prompts have prompts
- * to run. */
-uint32_t sched_draft_rows(const struct sched *s, uint32_t n, uint32_t n_decoding,
-                          uint32_t n_prompts);
-/* Fills rows and draft_rows; returns their sum. */
-uint32_t sched_grant_rows(const struct sched *s, struct sched_grant *v, uint32_t n);
+/* The sequences of a pass. */
+struct sched_load {
+    uint32_t n;          // all
+    uint32_t n_decoding; // that decode
+    uint32_t n_prompts;  // that have prompts to run
+    bool shared;         // they belong to several flows
+};
+
+/* The most draft rows in a pass. Drafts do not make a shared pass longer than prompts could. */
+uint32_t sched_draft_rows(const struct sched *s, const struct sched_load *l);
+/* Fills rows and draft_rows; returns their sum. shared: as above. */
+uint32_t sched_grant_rows(const struct sched *s, struct sched_grant *v, uint32_t n, bool shared);
 /* Records that a pass of n_rows took `us`. */
 void sched_pass_done(struct sched *s, uint32_t n_rows, int64_t us);

@@ -327,6 +327,67 @@ static void verify(struct engine *e, struct request *r, struct seen *s, const ui
     assert_int_equal(s->last, n_right < n ? ACCEPT_CORRECTION : n ? ACCEPT_BONUS : ACCEPT_TARGET);
 }
 
+/* How many tokens of a long draft are verified in its first pass, beside an answer of this flow. 0:
+ * the answer ended first. */
+static uint32_t try_beside(struct engine *e, const char *flow)
+{
+    struct engine_client answer, none = {0};
+    struct request *r = request_for(e, 1, 1);
+    struct draft *d = draft_new();
+    engine_client_init(e, 2, N_PROMPT, 900, &answer);
+    answer.req->flow_len = strlen(flow);
+    memcpy(answer.req->flow, flow, answer.req->flow_len);
+    d->n = DRAFT_MAX_NODES;
+    for (uint32_t i = 0; i < d->n; i++) {
+        d->tokens[i] = 5;
+        d->parents[i] = (int32_t)i - 1;
+        d->survival[i] = 1;
+    }
+    r->verify = true;
+    assert_int_equal(engine_submit(e, answer.req), 0);
+    assert_int_equal(engine_submit(e, r), 0);
+    engine_client_take(e, &answer, &none, 20);
+    assert_int_equal(engine_verify(e, r, N_PROMPT, d), 0);
+    uint32_t n_draft = 0, n_ended = 0;
+    bool beside = true;
+    while (n_ended < 2) {
+        struct event_batch *b = events_next(engine_events(e), -1);
+        for (uint32_t i = 0; b && i < b->n; i++) {
+            n_draft = b->v[i].req == r && b->v[i].n_draft ? b->v[i].n_draft : n_draft;
+            n_ended += b->v[i].last;
+            beside &= n_draft || !n_ended;
+        }
+        if (b)
+            events_return(engine_events(e), b);
+        atomic_store(&r->closing, n_draft > 0);
+        engine_wake(e);
+    }
+    for (unsigned i = 0; i < 2; i++) { // the engine's reference, and ours
+        request_drop(answer.req);
+        request_drop(r);
+    }
+    return beside ? n_draft : 0;
+}
+
+static uint32_t verified_beside(struct engine *e, const char *flow)
+{
+    uint32_t n = 0;
+    for (unsigned i = 0; i < 50 && !n; i++)
+        n = try_beside(e, flow);
+    return n;
+}
+
+static void a_draft_does_not_make_the_passes_of_others_long(void **state)
+{
+    (void)state;
+    struct verifier_options o = options;
+    o.max_pass_ms = 0; // so a pass takes at most twice as long as without drafts
+    AUTO(engine_free) struct engine *e = engine_client_start(&o, &stats);
+    assert_int_equal(verified_beside(e, ""), DRAFT_MAX_NODES);
+    assert_in_range(verified_beside(e, "other"), 1, DRAFT_MAX_NODES - 1);
+    engine_stop(e);
+}
+
 /* The last draft is the longest, and it is accepted whole. */
 static void drafts_of_a_client_count_in_its_usage(void **state)
 {
@@ -486,6 +547,7 @@ int main(void)
         cmocka_unit_test(choices_and_cached_rows_count),
         cmocka_unit_test(a_cancelled_request_counts_as_failed),
         cmocka_unit_test(a_refused_request_is_not_counted_as_accepted),
+        cmocka_unit_test(a_draft_does_not_make_the_passes_of_others_long),
         cmocka_unit_test(drafts_of_a_client_count_in_its_usage),
         cmocka_unit_test(drafts_of_a_proposer_count_in_usage_and_metrics),
     };

@@ -358,6 +358,29 @@ static void a_round_without_drafts_has_a_row_for_each_decoding_sequence(void **s
     engine.prompt_rows = 0;
 }
 
+static void a_round_is_shared_by_flows_that_have_rows(void **state)
+{
+    (void)state;
+    struct request other = {.place.flow = 2};
+    struct seq more = {.id = 6, .req = &req, .state = SEQ_RUNNING, .n = 20, .kv.len = 19};
+    struct seq theirs = {.id = 7, .req = &other, .state = SEQ_RUNNING, .n = 20, .kv.len = 19};
+    seq.kv.len = 9;
+    assert_false(round_is_shared(&engine));
+    seq_list_add(&engine.running, &more);
+    assert_false(round_is_shared(&engine));
+    seq_list_add(&engine.running, &theirs);
+    assert_true(round_is_shared(&engine));
+    atomic_store(&other.paused, true);
+    assert_false(round_is_shared(&engine));
+    atomic_store(&other.paused, false);
+    /* 50 us a row, and a pass may take 1 ms, so 18 rows are left. */
+    sched_init(&engine.sched, &(struct sched_limits){100, 90, 64, 1000});
+    sched_pass_done(&engine.sched, 1, 50);
+    assert_int_equal(round_without_drafts(&engine).draft_rows, 20 - 3);
+    other.place.flow = 0;
+    assert_int_equal(round_without_drafts(&engine).draft_rows, 90 - 3);
+}
+
 static void a_sequence_decodes_one_row_before_its_next_token(void **state)
 {
     (void)state;
@@ -491,6 +514,7 @@ int main(void)
         TEST(the_allowed_draft_is_the_least_of_all_limits),
         TEST(an_item_is_the_controllers_view_of_a_sequence),
         TEST(a_round_without_drafts_has_a_row_for_each_decoding_sequence),
+        TEST(a_round_is_shared_by_flows_that_have_rows),
         TEST(a_sequence_decodes_one_row_before_its_next_token),
         TEST(a_draft_may_continue_the_prompt),
         TEST(drafts_ahead_are_counted),

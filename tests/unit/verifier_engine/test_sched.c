@@ -11,6 +11,12 @@ static struct sched of(uint32_t max_rows, uint32_t chunk)
     return s;
 }
 
+static uint32_t draft_rows(const struct sched *s, uint32_t n, uint32_t n_decoding,
+                           uint32_t n_prompts)
+{
+    return sched_draft_rows(s, &(struct sched_load){n, n_decoding, n_prompts, false});
+}
+
 /* ---- admission ---- */
 
 static struct sched_passed passed[3];
@@ -108,7 +114,7 @@ static void every_decoding_sequence_has_a_row(void **state)
     struct sched_grant v[16];
     for (int i = 0; i < 16; i++)
         v[i] = (struct sched_grant){.todo = 1, .draft = 5};
-    assert_int_equal(sched_grant_rows(&s, v, 16), 16);
+    assert_int_equal(sched_grant_rows(&s, v, 16, false), 16);
     for (int i = 0; i < 16; i++) {
         assert_int_equal(v[i].rows, 1);
         assert_int_equal(v[i].draft_rows, 0);
@@ -121,7 +127,7 @@ static void drafts_get_equal_parts_of_the_remaining_rows(void **state)
     struct sched s = of(16, 512);
     struct sched_grant v[] = {
         {.todo = 1, .draft = 9}, {.todo = 1, .draft = 9}, {.todo = 1, .draft = 1}};
-    assert_int_equal(sched_grant_rows(&s, v, 3), 16);
+    assert_int_equal(sched_grant_rows(&s, v, 3, false), 16);
     assert_int_equal(v[0].draft_rows, 6);
     assert_int_equal(v[1].draft_rows, 6);
     assert_int_equal(v[2].draft_rows, 1);
@@ -133,9 +139,9 @@ static void drafts_keep_within_the_rows_with_logits(void **state)
     struct sched s = of(512, 512);
     s.limits.max_logits = 10;
     struct sched_grant v[] = {{.todo = 1, .draft = 20}, {.todo = 1, .draft = 20}};
-    assert_int_equal(sched_grant_rows(&s, v, 2), 10);
-    assert_int_equal(sched_draft_rows(&s, 2, 2, 0), 8); // known before there are drafts
-    assert_int_equal(sched_draft_rows(&s, 20, 2, 0), 0);
+    assert_int_equal(sched_grant_rows(&s, v, 2, false), 10);
+    assert_int_equal(draft_rows(&s, 2, 2, 0), 8); // known before there are drafts
+    assert_int_equal(draft_rows(&s, 20, 2, 0), 0);
 }
 
 static void a_prompt_alone_takes_the_pass(void **state)
@@ -144,10 +150,10 @@ static void a_prompt_alone_takes_the_pass(void **state)
     struct sched s = of(512, 512);
     sched_pass_done(&s, 100, 10000); // 100 us a row: 5000 rows in 500 ms
     struct sched_grant v[] = {{.todo = 2000}};
-    assert_int_equal(sched_grant_rows(&s, v, 1), 512);
+    assert_int_equal(sched_grant_rows(&s, v, 1, false), 512);
     s = of(512, 64);
     sched_pass_done(&s, 100, 10000);
-    assert_int_equal(sched_grant_rows(&s, v, 1), 64);
+    assert_int_equal(sched_grant_rows(&s, v, 1, false), 64);
 }
 
 static void a_slow_model_takes_prompts_in_smaller_pieces(void **state)
@@ -156,10 +162,10 @@ static void a_slow_model_takes_prompts_in_smaller_pieces(void **state)
     struct sched s = of(512, 512);
     sched_pass_done(&s, 10, 100000); // 10 ms a row
     struct sched_grant v[] = {{.todo = 2000}};
-    assert_int_equal(sched_grant_rows(&s, v, 1), 50); // 500 ms
+    assert_int_equal(sched_grant_rows(&s, v, 1, false), 50); // 500 ms
     s = of(512, 512);
     sched_pass_done(&s, 1, SECOND); // a second per row: it still proceeds
-    assert_int_equal(sched_grant_rows(&s, v, 1), SCHED_MIN_CHUNK);
+    assert_int_equal(sched_grant_rows(&s, v, 1, false), SCHED_MIN_CHUNK);
 }
 
 static void a_prompt_beside_others_keeps_the_pass_short(void **state)
@@ -168,7 +174,7 @@ static void a_prompt_beside_others_keeps_the_pass_short(void **state)
     struct sched s = of(512, 512);
     sched_pass_done(&s, 1, 1000); // 1 ms a row: 100 rows in 100 ms
     struct sched_grant v[] = {{.todo = 1}, {.todo = 2000}, {.todo = 1}};
-    assert_int_equal(sched_grant_rows(&s, v, 3), 100);
+    assert_int_equal(sched_grant_rows(&s, v, 3, false), 100);
     assert_int_equal(v[0].rows, 1);
     assert_int_equal(v[1].rows, 98);
     assert_int_equal(v[2].rows, 1);
@@ -183,7 +189,7 @@ static void prompts_proceed_beside_many_drafts(void **state)
     for (int i = 0; i < 8; i++)
         v[i] = (struct sched_grant){.todo = 1, .draft = 20};
     v[8] = (struct sched_grant){.todo = 500};
-    assert_int_equal(sched_grant_rows(&s, v, 9), 64);
+    assert_int_equal(sched_grant_rows(&s, v, 9, false), 64);
     assert_true(v[8].rows >= 14);
 }
 
@@ -192,10 +198,10 @@ static void an_idle_sequence_gets_no_rows(void **state)
     (void)state;
     struct sched s = of(64, 512);
     struct sched_grant v[] = {{.todo = 0, .draft = 3}, {.todo = 1}};
-    assert_int_equal(sched_grant_rows(&s, v, 2), 1);
+    assert_int_equal(sched_grant_rows(&s, v, 2, false), 1);
     assert_int_equal(v[0].rows + v[0].draft_rows, 0);
-    assert_int_equal(sched_grant_rows(&s, v, 1), 0);
-    assert_int_equal(sched_grant_rows(&s, v, 0), 0);
+    assert_int_equal(sched_grant_rows(&s, v, 1, false), 0);
+    assert_int_equal(sched_grant_rows(&s, v, 0, false), 0);
 }
 
 static void each_pass_size_has_its_own_time(void **state)
@@ -204,11 +210,11 @@ static void each_pass_size_has_its_own_time(void **state)
     struct sched s = of(512, 512);
     sched_pass_done(&s, 1, 50000); // a large model: the weights' way from memory
     struct sched_grant v[] = {{.todo = 1}, {.todo = 2000}};
-    assert_int_equal(sched_grant_rows(&s, v, 2), 1 + SCHED_MIN_CHUNK);
+    assert_int_equal(sched_grant_rows(&s, v, 2, false), 1 + SCHED_MIN_CHUNK);
     sched_pass_done(&s, 17, 68000); // 4 ms a row here, so 25 in 100 ms
-    assert_int_equal(sched_grant_rows(&s, v, 2), 25);
+    assert_int_equal(sched_grant_rows(&s, v, 2, false), 25);
     sched_pass_done(&s, 1, 50000); // rounds without prompts say nothing about it
-    assert_int_equal(sched_grant_rows(&s, v, 2), 25);
+    assert_int_equal(sched_grant_rows(&s, v, 2, false), 25);
 }
 
 static void a_slower_pass_size_is_learnt_soon(void **state)
@@ -246,7 +252,7 @@ static uint32_t prompt_beside(const struct sched *s, uint32_t n_decoding)
     v[0] = (struct sched_grant){.todo = 5000};
     for (uint32_t i = 1; i <= n_decoding; i++)
         v[i] = (struct sched_grant){.todo = 1};
-    uint32_t sum = sched_grant_rows(s, v, n_decoding + 1);
+    uint32_t sum = sched_grant_rows(s, v, n_decoding + 1, false);
     assert_int_equal(sum, v[0].rows + n_decoding);
     return v[0].rows;
 }
@@ -298,7 +304,7 @@ static void prompts_share_what_is_left_in_order(void **state)
     struct sched s = of(100, 40);
     sched_pass_done(&s, 64, 64);
     struct sched_grant v[] = {{.todo = 1, .draft = 9}, {.todo = 35}, {.todo = 60}, {.todo = 60}};
-    assert_int_equal(sched_grant_rows(&s, v, 4), 100);
+    assert_int_equal(sched_grant_rows(&s, v, 4, false), 100);
     assert_true(v[0].rows == 1 && v[0].draft_rows == 9);
     assert_true(v[1].rows == 35 && v[2].rows == 40 && v[3].rows == 15);
     assert_true(v[1].draft_rows == 0 && v[3].draft_rows == 0);
@@ -308,11 +314,39 @@ static void drafts_leave_a_quarter_of_the_rows_to_prompts(void **state)
 {
     (void)state;
     struct sched s = of(100, 512);
-    assert_int_equal(sched_draft_rows(&s, 10, 10, 0), 90);
-    assert_int_equal(sched_draft_rows(&s, 10, 10, 1), 90 / 4 * 3);
-    assert_int_equal(sched_draft_rows(&s, 100, 100, 0), 0);
-    assert_int_equal(sched_draft_rows(&s, 101, 101, 0), 0);
-    assert_int_equal(sched_draft_rows(&s, 30, 2, 0), 70); // each of 30 may want logits
+    assert_int_equal(draft_rows(&s, 10, 10, 0), 90);
+    assert_int_equal(draft_rows(&s, 10, 10, 1), 90 / 4 * 3);
+    assert_int_equal(draft_rows(&s, 100, 100, 0), 0);
+    assert_int_equal(draft_rows(&s, 101, 101, 0), 0);
+    assert_int_equal(draft_rows(&s, 30, 2, 0), 70); // each of 30 may want logits
+}
+
+/* 1 ms a row: 100 in 100 ms, and 25 decoding rows may take 50 ms at least. */
+static void drafts_keep_a_shared_pass_short(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    sched_pass_done(&s, 1, 1000);
+    struct sched_load l = {.n = 25, .n_decoding = 25, .shared = true};
+    assert_int_equal(sched_draft_rows(&s, &l), 100 - 25);
+    l.n_prompts = 1;
+    assert_int_equal(sched_draft_rows(&s, &l), 100 - 25);
+    l.shared = false;
+    assert_int_equal(sched_draft_rows(&s, &l), (512 - 25) / 4 * 3);
+    l = (struct sched_load){.n = 90, .n_decoding = 90, .shared = true};
+    assert_int_equal(sched_draft_rows(&s, &l), 90); // twice as long as without drafts
+    l = (struct sched_load){.n = 600, .n_decoding = 600, .shared = true};
+    assert_int_equal(sched_draft_rows(&s, &l), 0);
+    l = (struct sched_load){.n = 1, .n_decoding = 0, .n_prompts = 1, .shared = true};
+    assert_int_equal(sched_draft_rows(&s, &l), 512 / 4 * 3);
+
+    struct sched_grant v[25];
+    for (int i = 0; i < 25; i++)
+        v[i] = (struct sched_grant){.todo = 1, .draft = 20};
+    assert_int_equal(sched_grant_rows(&s, v, 25, true), 100);
+    assert_int_equal(v[0].draft_rows, 3);
+    assert_int_equal(v[24].draft_rows, 3);
+    assert_int_equal(sched_grant_rows(&s, v, 25, false), 512);
 }
 
 /* More sequences than rows: the first ones decode. */
@@ -323,7 +357,7 @@ static void the_rows_of_a_pass_are_a_limit(void **state)
     struct sched_grant v[5];
     for (int i = 0; i < 5; i++)
         v[i] = (struct sched_grant){.todo = 1, .draft = 2};
-    assert_int_equal(sched_grant_rows(&s, v, 5), 3);
+    assert_int_equal(sched_grant_rows(&s, v, 5, false), 3);
     for (int i = 0; i < 5; i++)
         assert_true(v[i].rows == (i < 3) && v[i].draft_rows == 0);
 }
@@ -367,6 +401,7 @@ int main(void)
         cmocka_unit_test(a_pass_stays_within_its_size),
         cmocka_unit_test(prompts_share_what_is_left_in_order),
         cmocka_unit_test(drafts_leave_a_quarter_of_the_rows_to_prompts),
+        cmocka_unit_test(drafts_keep_a_shared_pass_short),
         cmocka_unit_test(the_rows_of_a_pass_are_a_limit),
         cmocka_unit_test(a_request_that_never_waited_is_not_counted_as_passed),
     };
