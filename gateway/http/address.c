@@ -7,6 +7,7 @@
 #include <string.h>
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/rng.h"
 #include "gateway/http/address.h"
 
 static const unsigned char v4_prefix[12] = {[10] = 0xFF, [11] = 0xFF};
@@ -14,6 +15,13 @@ static const unsigned char v4_prefix[12] = {[10] = 0xFF, [11] = 0xFF};
 static bool is_v4(const struct address *a)
 {
     return a->is_ip && memcmp(a->ip, v4_prefix, sizeof(v4_prefix)) == 0;
+}
+
+uint64_t address_hash(const struct address *a, uint64_t secret)
+{
+    uint64_t words[2];
+    memcpy(words, a->ip, sizeof(words));
+    return rng_splitmix64(rng_splitmix64(secret ^ words[0]) ^ words[1]);
 }
 
 struct address address_of(const struct sockaddr *a, socklen_t len)

@@ -4,6 +4,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/socket.h>
 
 #define ADDRESS_TEXT_MAX 48
@@ -27,6 +28,8 @@ void address_text(const struct address *a, char ret[ADDRESS_TEXT_MAX]);
 bool address_equal(const struct address *a, const struct address *b);
 /* What limits count as one client: the address; of IPv6 the /64 network, which one host may own. */
 struct address address_site(const struct address *a);
+/* For tables. secret: a random number that clients do not know. */
+uint64_t address_hash(const struct address *a, uint64_t secret);
 
 /* "10.0.0.0/8", "fd00::/8", a single address, or "unix". -EINVAL with a sentence. */
 int address_range_parse(const char *text, struct address_range *ret);

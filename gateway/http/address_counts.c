@@ -1,15 +1,10 @@
 /* address_counts.c - how many connections each client address holds. */
 #include <stdlib.h>
-#include <string.h>
-#include "base/rng.h"
 #include "gateway/http/address_counts.h"
 
 static struct address_count **slot_of(struct address_counts *t, const struct address *site)
 {
-    uint64_t words[2];
-    memcpy(words, site->ip, sizeof(words));
-    uint64_t hash = rng_splitmix64(rng_splitmix64(t->secret ^ words[0]) ^ words[1]);
-    return &t->slots[hash % ADDRESS_COUNTS_SLOTS];
+    return &t->slots[address_hash(site, t->secret) % ADDRESS_COUNTS_SLOTS];
 }
 
 struct address_count *address_counts_take(struct address_counts *t, const struct address *a)

@@ -22,6 +22,7 @@
 #include "base/thread.h"
 #include "gateway/http/address_counts.h"
 #include "gateway/http/connections.h"
+#include "gateway/http/handshake_pace.h"
 #include "gateway/http/http_watch.h"
 #include "gateway/openai/openai_error.h"
 
@@ -42,7 +43,8 @@ struct connection {
     bool is_proxied;             // the peer is a trusted proxy
     struct address_count *count; // of the peer, or of a proxy's client; NULL: none
     enum http_reserve reserve;
-    bool ending; // shut down to free a place; no longer counted
+    bool ending;    // shut down to free a place; no longer counted
+    int64_t due_us; // it waits until then for its TLS handshake; 0: it does not wait
     enum connection_phase phase;
     int64_t since_us; // start of the phase
     bool used;        // has had a request
@@ -74,6 +76,7 @@ struct connections {
     unsigned n_active, n_open;     // n_open: accepted ones included
     unsigned n_reserved, n_ending; // parts of n_open
     struct address_counts counts;
+    struct handshake_pace pace;
 
     struct metric *refused;
     struct log_pace refusals;
@@ -264,7 +267,9 @@ void connections_end(struct connections *s, int64_t timeout_us)
     while (s->n_open && clock_us() < until_us) {
         for (struct connection *k = s->all, *next; k; k = next) {
             next = k->next;
-            if (was_never_opened(k))
+            if (k->due_us)
+                close(k->fd);
+            if (k->due_us || was_never_opened(k))
                 remove_connection(s, k);
             else
                 shutdown(k->fd, SHUT_RDWR);
@@ -345,6 +350,27 @@ static void count_refusal(struct connections *s)
             n);
 }
 
+/* With the lock. When libmicrohttpd may open the connection; 0: now. */
+static int64_t opening_us(struct connections *s, const struct connection *k)
+{
+    if (!s->o.certs || !s->o.max_handshakes || !k->peer.is_ip || k->is_proxied)
+        return 0;
+    int64_t now_us = clock_us();
+    int64_t due_us = handshake_pace(&s->pace, &k->peer, s->o.max_handshakes, now_us);
+    return due_us > now_us ? due_us : 0;
+}
+
+/* With listen_mu. */
+static void pass_on(struct connections *s, struct connection *k, const struct sockaddr *a,
+                    socklen_t len)
+{
+    if (s->take(s->user, k->fd, a, len))
+        return;
+    pthread_mutex_lock(&s->mu);
+    remove_connection(s, k);
+    pthread_mutex_unlock(&s->mu);
+}
+
 /* The connection is known before libmicrohttpd opens it, so a burst is counted, too. */
 static void admit(struct connections *s, int fd, const struct sockaddr *a, socklen_t len)
 {
@@ -352,17 +378,50 @@ static void admit(struct connections *s, int fd, const struct sockaddr *a, sockl
     pthread_mutex_lock(&s->mu);
     struct connection *k = add_connection(s, fd, &peer);
     bool ok = k && admit_connection(s, k);
-    if (k && !ok)
+    if (ok)
+        k->due_us = opening_us(s, k);
+    else if (k)
         remove_connection(s, k);
+    bool waits = ok && k->due_us;
     pthread_mutex_unlock(&s->mu);
     if (!ok) {
         close(fd);
         count_refusal(s);
-    } else if (!s->take(s->user, fd, a, len)) {
-        pthread_mutex_lock(&s->mu);
-        remove_connection(s, k);
-        pthread_mutex_unlock(&s->mu);
+    } else if (!waits) {
+        pass_on(s, k, a, len);
     }
+}
+
+/* With the lock. A connection that waited long enough for its handshake; NULL: there is none. */
+static struct connection *find_due(struct connections *s, int64_t now_us)
+{
+    struct connection *k = s->all;
+    while (k && (!k->due_us || k->due_us > now_us))
+        k = k->next;
+    return k;
+}
+
+/* Those that are left when the socket no longer listens are closed at the end. */
+static void pass_on_due(struct connections *s, int64_t now_us)
+{
+    struct connection *k = NULL;
+    pthread_mutex_lock(&s->listen_mu);
+    do {
+        pthread_mutex_lock(&s->mu);
+        k = s->listen_fd >= 0 ? find_due(s, now_us) : NULL;
+        if (k) {
+            k->due_us = 0;
+            k->since_us = now_us;
+        }
+        pthread_mutex_unlock(&s->mu);
+        struct sockaddr_storage a = {0}; // no longer known if the client has hung up
+        socklen_t len = sizeof(a);
+        if (k) {
+            getpeername(k->fd, (struct sockaddr *)&a, &len);
+            pass_on(s, k, (struct sockaddr *)&a, len);
+        }
+    } while (k);
+    pthread_mutex_unlock(&s->listen_mu);
 }
 
 /* With listen_mu. */
@@ -541,6 +600,7 @@ static void *watcher_main(void *arg)
             continue;
         tick_us = now_us;
         listen_again(s);
+        pass_on_due(s, now_us);
         pthread_mutex_lock(&s->mu);
         for (struct connection *k = s->all, *next; k; k = next) {
             next = k->next;
@@ -579,7 +639,7 @@ int connections_new(const struct http_options *o, struct connections **ret)
     pthread_mutex_init(&s->listen_mu, NULL);
     s->listen_fd = -1;
     s->o = *o;
-    s->counts.secret = rng_secret();
+    s->counts.secret = s->pace.secret = rng_secret();
     s->refused = metrics_counter(
         "tandem_gateway_connections_refused_total",
         "Connections closed without an answer: all places and the reserve were in use.", NULL);

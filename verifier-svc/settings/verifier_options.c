@@ -190,7 +190,8 @@ static const struct conf_option table[] = {
      .fallback = "100",
      .min = 1,
      .max = 10000,
-     .help = "longest pass to which prompt rows are added while other sequences decode, in ms"},
+     .help = "longest pass to which prompt rows are added while other sequences decode, and draft "
+             "rows while other clients have rows, in ms"},
     {.name = "threads",
      .kind = CONF_INT,
      .value = &parsed.threads,

@@ -265,7 +265,7 @@ static bool accept_it(void *user, int fd, const struct sockaddr *a, socklen_t le
 static const struct http_options usual = {
     .max_connections = PLACES, .max_per_ip = 2, .idle_us = 100 * S, .request_us = 50 * S};
 
-static void serve(const struct http_options *o)
+static void serve_with(const struct http_options *o, connections_accept_fn *take, void *user)
 {
     socklen_t len = sizeof(where);
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -279,7 +279,12 @@ static void serve(const struct http_options *o)
     atomic_store(&n_hung_up, 0);
     atomic_store(&n_abandoned, 0);
     atomic_store(&drops, false);
-    connections_listen(conns, fd, accept_it, &accepted);
+    connections_listen(conns, fd, take, user);
+}
+
+static void serve(const struct http_options *o)
+{
+    serve_with(o, accept_it, &accepted);
 }
 
 /* A connection of both sides. */
@@ -343,6 +348,111 @@ static void finish(void)
     assert_int_equal(connections_n_active(conns), 0);
     connections_free(conns);
     connections_free(NULL);
+}
+
+/* ---- TLS handshakes ---- */
+
+static unsigned n_accepted;
+
+static bool count_it(void *user, int fd, const struct sockaddr *a, socklen_t len)
+{
+    (void)user, (void)len;
+    assert_int_equal(a->sa_family, AF_INET);
+    n_accepted++;
+    close(fd);
+    return false; // the place is free again
+}
+
+static struct cert_files *const certs = (struct cert_files *)&n_accepted; // never looked into
+
+/* The clock stands still. */
+static void serve_tls(const struct http_options *o)
+{
+    n_accepted = 0;
+    serve_with(o, count_it, NULL);
+    atomic_store(&still_us, 1000 * S);
+}
+
+/* HTTPS, with one handshake of an address per second. */
+static struct http_options one_per_second(void)
+{
+    struct http_options o = usual;
+    o.certs = certs;
+    o.max_handshakes = 1;
+    return o;
+}
+
+static void finish_tls(void)
+{
+    connections_stop(conns);
+    connections_unlisten(conns);
+    connections_end(conns, 20 * S);
+    assert_int_equal(connections_n_open(conns), 0);
+    connections_free(conns);
+    atomic_store(&still_us, 0);
+}
+
+/* Whether the server closes it; if that is not expected, waits for some ticks only. */
+static bool is_closed(int fd, bool expected)
+{
+    struct pollfd p = {fd, POLLIN, 0};
+    return poll(&p, 1, expected ? 20000 : TICKS_MS) == 1;
+}
+
+static void handshakes_of_an_address_wait_for_each_other(void **state)
+{
+    (void)state;
+    const struct http_options o = one_per_second();
+    serve_tls(&o);
+    int first = connect_from(1);
+    assert_true(is_closed(first, true));
+    int second = connect_from(1), other = connect_from(2);
+    assert_true(is_closed(other, true));
+    assert_true(becomes_open(conns, 1)); // the second one waits
+    atomic_fetch_add(&still_us, S - 1);
+    assert_false(is_closed(second, false));
+    atomic_fetch_add(&still_us, 1 + S / 5);
+    assert_true(is_closed(second, true));
+    assert_true(becomes_open(conns, 0));
+    assert_int_equal(n_accepted, 3);
+    close(first);
+    close(second);
+    close(other);
+    finish_tls();
+}
+
+static void waiting_handshakes_end_with_the_server(void **state)
+{
+    (void)state;
+    const struct http_options o = one_per_second();
+    serve_tls(&o);
+    int first = connect_from(1), second = connect_from(1);
+    assert_true(is_closed(first, true));
+    assert_true(becomes_open(conns, 1));
+    finish_tls();
+    assert_true(is_closed(second, true));
+    assert_int_equal(n_accepted, 1);
+    close(first);
+    close(second);
+}
+
+static void proxies_and_plain_connections_wait_for_no_handshake(void **state)
+{
+    (void)state;
+    struct address_range proxy;
+    assert_int_equal(address_range_parse("127.0.0.1", &proxy), 0);
+    for (unsigned i = 0; i < 3; i++) {
+        struct http_options o = one_per_second();
+        o.trusted = &proxy;
+        o.n_trusted = i == 0;
+        o.certs = i == 1 ? NULL : certs;
+        o.max_handshakes = i == 2 ? 0 : 1;
+        serve_tls(&o);
+        for (unsigned j = 0; j < 3; j++)
+            connect_and_lose(&where);
+        assert_true(becomes_open(conns, 0));
+        finish_tls();
+    }
 }
 
 /* Of two connections of an address that opens a third, this one goes. */
@@ -832,6 +942,9 @@ int main(void)
         cmocka_unit_test(the_end_does_not_wait_for_a_lost_connection),
         cmocka_unit_test(a_connection_that_libmicrohttpd_refuses_frees_its_place),
         cmocka_unit_test(a_connection_that_opens_late_keeps_its_place),
+        cmocka_unit_test(handshakes_of_an_address_wait_for_each_other),
+        cmocka_unit_test(waiting_handshakes_end_with_the_server),
+        cmocka_unit_test(proxies_and_plain_connections_wait_for_no_handshake),
         cmocka_unit_test(the_least_busy_connection_of_an_address_goes),
         cmocka_unit_test(a_connection_that_goes_is_ended_until_it_is_closed),
         cmocka_unit_test(a_connection_that_is_not_known_is_ignored),

@@ -1,0 +1,78 @@
+/* test_handshake_pace.c - when the TLS handshakes of an address may begin. */
+#include <string.h>
+#include "gateway/http/handshake_pace.h"
+#include "lib/lib.h"
+
+#define S INT64_C(1000000)
+#define NOW (1000 * S)
+#define PER_S 4
+
+static struct handshake_pace pace;
+
+static int reset(void **state)
+{
+    (void)state;
+    pace = (struct handshake_pace){.secret = 7};
+    return 0;
+}
+
+static int64_t begin(const char *address, int64_t now_us)
+{
+    struct address a;
+    assert_true(address_parse(address, strlen(address), &a));
+    return handshake_pace(&pace, &a, PER_S, now_us) - NOW;
+}
+
+static void further_handshakes_wait_for_each_other(void **state)
+{
+    (void)state;
+    for (int i = 0; i < PER_S; i++)
+        assert_int_equal(begin("192.0.2.1", NOW), 0);
+    for (int i = 1; i <= 10 * PER_S; i++)
+        assert_int_equal(begin("192.0.2.1", NOW), i * S / PER_S);
+    assert_int_equal(begin("192.0.2.1", NOW + S / 2), 10 * S + S / PER_S);
+}
+
+static void an_idle_second_permits_as_many_again(void **state)
+{
+    (void)state;
+    for (int second = 0; second < 3; second++) {
+        for (int i = 0; i < PER_S; i++)
+            assert_int_equal(begin("192.0.2.1", NOW + second * S), second * S);
+        assert_int_equal(begin("192.0.2.1", NOW + second * S), second * S + S / PER_S);
+        reset(NULL);
+    }
+    for (int i = 0; i < PER_S; i++)
+        assert_int_equal(begin("192.0.2.1", NOW), 0);
+    for (int i = 0; i < PER_S; i++) // a long pause permits no more than a second does
+        assert_int_equal(begin("192.0.2.1", NOW + 100 * S), 100 * S);
+    assert_int_equal(begin("192.0.2.1", NOW + 100 * S), 100 * S + S / PER_S);
+}
+
+static void a_steady_client_never_waits(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(begin("192.0.2.1", NOW + i * S / PER_S), i * S / PER_S);
+}
+
+static void other_addresses_do_not_wait(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 100; i++)
+        begin("2001:db8::1", NOW);
+    assert_int_equal(begin("2001:db8:0:1::1", NOW), 0);
+    assert_int_equal(begin("192.0.2.1", NOW), 0);
+    assert_true(begin("2001:db8::2", NOW) > 0); // of the same /64 network
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(further_handshakes_wait_for_each_other, reset),
+        cmocka_unit_test_setup(an_idle_second_permits_as_many_again, reset),
+        cmocka_unit_test_setup(a_steady_client_never_waits, reset),
+        cmocka_unit_test_setup(other_addresses_do_not_wait, reset),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
