@@ -609,7 +609,7 @@ static void a_verifier_that_does_not_read_is_disconnected(void **state)
     rpc_stream_pause(s);
     rpc_stream_send(s, round_of_strangers());
     await_sessions(h, true);
-    for (int i = 0; i < 20; i++) // 2 MiB of answers
+    for (int i = 0; i < 60; i++) // 6 MiB of answers
         rpc_stream_send(s, round_of_strangers());
     await_sessions(h, false);
     rpc_stream_cancel(s);
