@@ -32,7 +32,6 @@ struct proposer {
 struct stream {
     uint64_t id;
     struct draft_job *end; // for the draft thread; NULL without one
-    atomic_bool slow;      // more than SLOW_BYTES are unread
 };
 
 /* ---- Describe ---- */
@@ -72,24 +71,12 @@ static void end_stream(struct rpc_call *call, uint64_t stream, int err)
 
 static bool is_slow(const struct batch_origin *to)
 {
-    const struct stream *st = rpc_call_user(to->call);
-    return atomic_load(&st->slow);
-}
-
-static void on_draft_drain(struct rpc_call *call)
-{
-    struct stream *st = rpc_call_user(call);
-    atomic_store(&st->slow, false);
+    return rpc_call_unread(to->call) > SLOW_BYTES;
 }
 
 static void send_answer(const struct batch_origin *to, struct rpc_msg *answer)
 {
-    struct stream *st = rpc_call_user(to->call);
-    bool was_slow = atomic_exchange(&st->slow, true); // before on_draft_drain() may come
-    ssize_t unread = rpc_call_send(to->call, answer);
-    if (!was_slow && unread <= SLOW_BYTES)
-        atomic_store(&st->slow, false);
-    if (unread <= UNREAD_MAX)
+    if (rpc_call_send(to->call, answer) <= UNREAD_MAX)
         return;
     int err = fail(-ENOSPC, "the verifier has not read %d bytes of drafts", UNREAD_MAX);
     log_warn("stream ended stream=%llu: %s", (unsigned long long)to->stream, fail_text());
@@ -202,9 +189,7 @@ static const struct rpc_method methods[] = {
      .roles = RPC_ROLE_VERIFIER,
      .reads_stream = true,
      .on_start = on_draft_start,
-     .drain_mark = SLOW_BYTES,
      .on_message = on_draft_message,
-     .on_drain = on_draft_drain,
      .on_end = on_draft_end},
 };
 

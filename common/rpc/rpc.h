@@ -191,6 +191,8 @@ ProtobufCMessage *rpc_call_unpack_counted(struct rpc_call *c,
 /* Queues a message and takes ownership. Returns the bytes that the client has not read yet, which
  * the caller must bound. -ECANCELED: the call is over. */
 ssize_t rpc_call_send(struct rpc_call *c, struct rpc_msg *msg);
+/* Bytes of sent messages that the client has not read yet. */
+size_t rpc_call_unread(struct rpc_call *c);
 /* Ends the call after the queued messages; only the first status counts. Messages that the client
  * has not read after linger_ms are dropped. text: NULL for none. */
 void rpc_call_finish(struct rpc_call *c, enum rpc_code code, const char *text);

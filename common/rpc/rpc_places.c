@@ -3,7 +3,7 @@
 
 bool rpc_places_take(struct rpc_places *ps, struct rpc_place *p, unsigned n_max)
 {
-    if (ps->n >= ps->max || ps->n >= n_max)
+    if (ps->n >= n_max)
         return false;
     ps->n++;
     p->in = ps;

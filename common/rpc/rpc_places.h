@@ -25,7 +25,7 @@ struct rpc_places { // zeroed, except for max
     struct rpc_place *oldest, *newest; // unread answers
 };
 
-/* False: n_max places, or all of them, are taken. */
+/* False: n_max places are taken. n_max: at most max. */
 bool rpc_places_take(struct rpc_places *ps, struct rpc_place *p, unsigned n_max);
 /* The answer of this call is finished, and its client has so many bytes still to read. */
 void rpc_places_unread(struct rpc_place *p, size_t bytes);

@@ -228,6 +228,14 @@ ssize_t rpc_call_send(struct rpc_call *c, struct rpc_msg *msg)
     return n;
 }
 
+size_t rpc_call_unread(struct rpc_call *c)
+{
+    pthread_mutex_lock(&c->mu);
+    size_t n = c->q.n_bytes;
+    pthread_mutex_unlock(&c->mu);
+    return n;
+}
+
 void rpc_call_finish(struct rpc_call *c, enum rpc_code code, const char *text)
 {
     pthread_mutex_lock(&c->mu);

@@ -114,19 +114,16 @@ static bool is_unread(struct rpc_call *c)
     return unread;
 }
 
-/* Takes the place of the oldest unread answer. Returns its call, with a reference, which the caller
- * must end; NULL: there is none. With the server's lock. */
-static struct rpc_call *take_unread(struct rpc_places *ps)
+/* Takes the oldest answer from the list, which is not empty. If it is still unread, takes its place
+ * and returns its call, with a reference, which the caller must end. With the server's lock. */
+static struct rpc_call *take_oldest(struct rpc_places *ps)
 {
-    while (ps->oldest) {
-        struct rpc_call *c = OWNER(ps->oldest, struct rpc_call, place);
-        rpc_places_read(&c->place);
-        if (!is_unread(c) || !rpc_server_try_ref(c))
-            continue;
-        rpc_places_leave(&c->place);
-        return c;
-    }
-    return NULL;
+    struct rpc_call *c = OWNER(ps->oldest, struct rpc_call, place);
+    rpc_places_read(&c->place);
+    if (!is_unread(c) || !rpc_server_try_ref(c))
+        return NULL;
+    rpc_places_leave(&c->place);
+    return c;
 }
 
 /* Without the server's lock. unread: may be NULL. */
@@ -144,7 +141,8 @@ static unsigned places_for(const struct rpc_server *s, const struct rpc_places *
     return ps == &s->shared && !is_service(roles) ? ps->max - ps->max / 4 : ps->max;
 }
 
-/* *ret_unread: the call that must end for this one, with a reference. With the server's lock. */
+/* *ret_unread: the call that must end for this one, with a reference; unchanged: there is none.
+ * With the server's lock. */
 static bool take_place(struct rpc_server *s, struct rpc_call *c, struct method *m,
                        struct rpc_call **ret_unread)
 {
@@ -152,8 +150,9 @@ static bool take_place(struct rpc_server *s, struct rpc_call *c, struct method *
     unsigned n_max = places_for(s, ps, c->roles);
     if (rpc_places_take(ps, &c->place, n_max))
         return true;
-    *ret_unread = ps->n == n_max ? take_unread(ps) : NULL;
-    return *ret_unread && rpc_places_take(ps, &c->place, n_max);
+    while (ps->n == n_max && ps->oldest)
+        *ret_unread = take_oldest(ps);
+    return rpc_places_take(ps, &c->place, n_max);
 }
 
 /* Takes a place for a new call, or makes it a refusal. *ret_unread: as above. With the server's
@@ -204,9 +203,10 @@ void rpc_server_left_unread(struct rpc_call *c, size_t bytes)
     pthread_mutex_unlock(&s->mu);
     do {
         end_unread(unread);
+        unread = NULL;
         pthread_mutex_lock(&s->mu);
-        bool over = ps && ps->unread_bytes > s->max_unread && ps->oldest != ps->newest;
-        unread = over ? take_unread(ps) : NULL;
+        while (ps && !unread && ps->unread_bytes > s->max_unread && ps->oldest != ps->newest)
+            unread = take_oldest(ps);
         pthread_mutex_unlock(&s->mu);
     } while (unread);
 }

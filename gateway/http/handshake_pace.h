@@ -1,9 +1,9 @@
 /* handshake_pace.h - when the TLS handshake of a new connection may begin.
  *
- * A handshake costs the server a signature, about a millisecond of RSA with 2048 bits, and the
- * client next to nothing. So each address begins at most a number of them per second, and as many
- * together after a second without any. Further ones wait in the order of their arrival. This is the
- * generic cell rate algorithm (ITU-T I.371).
+ * A handshake costs the server a signature, and a client that does not finish it next to nothing.
+ * So each address begins at most a number of them per second, and as many together after a second
+ * without any. Further ones wait in the order of their arrival. This is the generic cell rate
+ * algorithm (ITU-T I.371).
  *
  * The table has a fixed size. Addresses that meet in one entry share its rate.
  *

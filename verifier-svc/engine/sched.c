@@ -121,9 +121,9 @@ static uint32_t grant_prompts(const struct sched *s, struct sched_grant *v, uint
 uint32_t sched_draft_rows(const struct sched *s, const struct sched_load *l)
 {
     uint32_t left = s->limits.max_rows - min_u32(l->n_decoding, s->limits.max_rows);
+    if (l->shared && left)
+        left = min_u32(left, rows_in_time(s, l->n_decoding) - l->n_decoding);
     uint32_t for_drafts = l->n_prompts ? left / 4 * 3 : left; // prompts always proceed
-    if (l->shared && for_drafts)
-        for_drafts = min_u32(for_drafts, rows_in_time(s, l->n_decoding) - l->n_decoding);
     uint32_t logits_left = s->limits.max_logits - min_u32(l->n, s->limits.max_logits);
     return min_u32(for_drafts, logits_left);
 }

@@ -303,18 +303,26 @@ static void a_refused_request_is_not_counted_as_accepted(void **state)
 
 /* ---- Verify ---- */
 
-/* Sends a draft of n tokens; the first n_right of them are the answer's. */
-static void verify(struct engine *e, struct request *r, struct seen *s, const uint32_t *answer,
-                   uint32_t n, uint32_t n_right)
+/* A draft of n tokens, which the caller fills in. */
+static struct draft *new_chain(uint32_t n)
 {
     struct draft *d = draft_new();
     assert_non_null(d);
     d->n = n;
     for (uint32_t i = 0; i < n; i++) {
-        d->tokens[i] = answer[s->n + i] ^ (i >= n_right);
         d->parents[i] = (int32_t)i - 1;
         d->survival[i] = 1;
     }
+    return d;
+}
+
+/* Sends a draft of n tokens; the first n_right of them are the answer's. */
+static void verify(struct engine *e, struct request *r, struct seen *s, const uint32_t *answer,
+                   uint32_t n, uint32_t n_right)
+{
+    struct draft *d = new_chain(n);
+    for (uint32_t i = 0; i < n; i++)
+        d->tokens[i] = answer[s->n + i] ^ (i >= n_right);
     uint32_t rounds = s->n_rounds, n_before = s->n;
     assert_int_equal(engine_verify(e, r, N_PROMPT + s->n, d), 0);
     while (s->n_rounds == rounds)
@@ -333,16 +341,12 @@ static uint32_t try_beside(struct engine *e, const char *flow)
 {
     struct engine_client answer, none = {0};
     struct request *r = request_for(e, 1, 1);
-    struct draft *d = draft_new();
+    struct draft *d = new_chain(DRAFT_MAX_NODES);
     engine_client_init(e, 2, N_PROMPT, 900, &answer);
     answer.req->flow_len = strlen(flow);
     memcpy(answer.req->flow, flow, answer.req->flow_len);
-    d->n = DRAFT_MAX_NODES;
-    for (uint32_t i = 0; i < d->n; i++) {
+    for (uint32_t i = 0; i < d->n; i++)
         d->tokens[i] = 5;
-        d->parents[i] = (int32_t)i - 1;
-        d->survival[i] = 1;
-    }
     r->verify = true;
     assert_int_equal(engine_submit(e, answer.req), 0);
     assert_int_equal(engine_submit(e, r), 0);

@@ -330,7 +330,7 @@ static void drafts_keep_a_shared_pass_short(void **state)
     struct sched_load l = {.n = 25, .n_decoding = 25, .shared = true};
     assert_int_equal(sched_draft_rows(&s, &l), 100 - 25);
     l.n_prompts = 1;
-    assert_int_equal(sched_draft_rows(&s, &l), 100 - 25);
+    assert_int_equal(sched_draft_rows(&s, &l), (100 - 25) / 4 * 3);
     l.shared = false;
     assert_int_equal(sched_draft_rows(&s, &l), (512 - 25) / 4 * 3);
     l = (struct sched_load){.n = 90, .n_decoding = 90, .shared = true};
@@ -338,7 +338,7 @@ static void drafts_keep_a_shared_pass_short(void **state)
     l = (struct sched_load){.n = 600, .n_decoding = 600, .shared = true};
     assert_int_equal(sched_draft_rows(&s, &l), 0);
     l = (struct sched_load){.n = 1, .n_decoding = 0, .n_prompts = 1, .shared = true};
-    assert_int_equal(sched_draft_rows(&s, &l), 512 / 4 * 3);
+    assert_int_equal(sched_draft_rows(&s, &l), 500 / 4 * 3); // of half a second
 
     struct sched_grant v[25];
     for (int i = 0; i < 25; i++)
@@ -347,6 +347,9 @@ static void drafts_keep_a_shared_pass_short(void **state)
     assert_int_equal(v[0].draft_rows, 3);
     assert_int_equal(v[24].draft_rows, 3);
     assert_int_equal(sched_grant_rows(&s, v, 25, false), 512);
+    v[24] = (struct sched_grant){.todo = 500}; // the prompt gets a quarter of what 24 rows leave
+    assert_int_equal(sched_grant_rows(&s, v, 25, true), 100);
+    assert_int_equal(v[24].rows, 76 / 4);
 }
 
 /* More sequences than rows: the first ones decode. */
