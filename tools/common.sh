@@ -72,7 +72,7 @@ build() {
     mkdir -p "$LOGS"
     step "building $preset"
     if command -v ccache >/dev/null; then export CMAKE_C_COMPILER_LAUNCHER=ccache; fi
-    cmake --preset "$preset" "$@" >"$log" 2>&1 || {
+    cmake --preset "$preset" -DTANDEM_ISA_FROM= "$@" >"$log" 2>&1 || {
         cat "$log"
         die "configuring $preset failed (the output above is in $log)"
     }

@@ -116,6 +116,7 @@ command_test() {
     check clang-tidy lint_tidy release
     check "gcc -fanalyzer" lint_analyzer
     run_ctest release 'unit|kernel|golden|fuzz|lint|system|clients'
+    options+=(-DTANDEM_ISA_FROM="$PWD/build/release")
     build asan "${options[@]}"
     run_ctest asan 'unit|fuzz|system|clients'
     build tsan "${options[@]}"
