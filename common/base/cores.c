@@ -7,6 +7,7 @@
 #include <string.h>
 #include "base/cgroup.h"
 #include "base/cores.h"
+#include "base/rng.h"
 
 /* ---- cores ---- */
 
@@ -94,4 +95,26 @@ void cores_find(const char *root, struct cores *ret)
     cgroup_each(root, "cpu", lower_to_quota, &quota);
     if (quota > 0 && quota < ret->n)
         ret->usable = (unsigned)ceil(quota);
+}
+
+/* ---- the model ---- */
+
+uint64_t cores_model_digest(const char *root)
+{
+    static const char *const named[] = {"vendor_id", "cpu family", "model", "stepping", "microcode",
+                                        "cache size", "flags",
+                                        /* arm64 */
+                                        "CPU implementer", "CPU part", "CPU variant", "Features"};
+    char path[256], line[4096];
+    uint64_t digest = 0;
+    snprintf(path, sizeof(path), "%s/proc/cpuinfo", root);
+    FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof(line), f) && *line != '\n')
+        for (size_t i = 0; i < sizeof(named) / sizeof(*named); i++)
+            if (!strncmp(line, named[i], strlen(named[i])))
+                for (const char *c = line; *c; c++)
+                    digest = rng_splitmix64(digest ^ (unsigned char)*c);
+    if (f)
+        fclose(f);
+    return digest;
 }

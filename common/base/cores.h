@@ -2,6 +2,7 @@
  *
  * Threads: any. */
 #pragma once
+#include <stdint.h>
 
 #define CORES_MAX 256
 
@@ -13,3 +14,7 @@ struct cores {
 
 /* root: "", or a folder with a test's proc and sys, from which the quotas are read. */
 void cores_find(const char *root, struct cores *ret);
+
+/* Digest of the CPU's model: what /proc/cpuinfo says of the first CPU, but not its clock. root: the
+ * same. */
+uint64_t cores_model_digest(const char *root);

@@ -76,6 +76,11 @@ int64_t checkpoint_modified(const struct checkpoint *c)
     return c->modified;
 }
 
+uint64_t checkpoint_identity(const struct checkpoint *c)
+{
+    return c->identity;
+}
+
 uint64_t checkpoint_head_digest(const struct checkpoint *c)
 {
     return c->head_digest;

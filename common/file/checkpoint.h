@@ -40,6 +40,8 @@ DEFINE_AUTO(struct checkpoint, checkpoint_close)
 char *checkpoint_model_name(const char *path);
 const char *checkpoint_path(const struct checkpoint *c); // for error texts
 int64_t checkpoint_modified(const struct checkpoint *c); // seconds since 1970; 0 in memory
+/* Changes when a part of the model is written or replaced by another file. 0 in memory. */
+uint64_t checkpoint_identity(const struct checkpoint *c);
 /* Of all bytes before the weights: parameters, tokenizer, chat template, shapes; of all parts. */
 uint64_t checkpoint_head_digest(const struct checkpoint *c);
 

@@ -13,6 +13,7 @@ struct checkpoint {
     const char *path;
     bool is_file; // else in memory of the caller
     int64_t modified;
+    uint64_t identity;    // of its files, 0 in memory
     uint64_t head_digest; // of all bytes before the weights
     uint32_t n_tensors;
     struct checkpoint_tensor *tensors;        // malloc'ed, in the order of the file

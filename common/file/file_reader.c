@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/err.h"
+#include "base/rng.h"
 #include "file/file_reader.h"
 
 #define HEAD_STEP (1u << 20) // a multiple of all page sizes
@@ -15,6 +16,17 @@ static void close_fd(int *fd)
 {
     if (*fd >= 0)
         close(*fd);
+}
+
+/* Changes whenever the file is written or replaced. */
+static uint64_t identity_of(const struct stat *st)
+{
+    const uint64_t words[] = {st->st_dev, st->st_ino, (uint64_t)st->st_size,
+                              (uint64_t)st->st_mtim.tv_sec, (uint64_t)st->st_mtim.tv_nsec};
+    uint64_t digest = 0;
+    for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
+        digest = rng_splitmix64(digest ^ words[i]);
+    return digest;
 }
 
 int file_reader_open(const char *path, struct file_reader *ret)
@@ -33,7 +45,12 @@ int file_reader_open(const char *path, struct file_reader *ret)
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (head == MAP_FAILED)
         return fail(-errno, "cannot reserve addresses for %s: %m", path);
-    *ret = (struct file_reader){head, 0, (size_t)st.st_size, st.st_mtime, fd, true};
+    *ret = (struct file_reader){.head = head,
+                                .len = (size_t)st.st_size,
+                                .modified = st.st_mtime,
+                                .identity = identity_of(&st),
+                                .fd = fd,
+                                .is_file = true};
     fd = -1;
     return 0;
 }

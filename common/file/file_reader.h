@@ -15,6 +15,7 @@ struct file_reader {
     const uint8_t *head; // stays where it is; the first n_head bytes may be read
     size_t n_head, len;  // len: of the file when it was opened
     int64_t modified;    // seconds since 1970
+    uint64_t identity;   // of file, size and time of modification; 0 in memory
     int fd;
     bool is_file; // else in memory of the caller, who frees it
 };

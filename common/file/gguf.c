@@ -54,6 +54,8 @@ static int add_part(struct gguf *g, const char *path, struct file_reader *file)
     g->base.path = g->parts[0].path;
     if (file->modified > g->base.modified)
         g->base.modified = file->modified;
+    if (file->is_file)
+        g->base.identity = rng_splitmix64(g->base.identity ^ file->identity);
     int r = gguf_parse(part);
     if (r == 0)
         g->base.head_digest =

@@ -83,6 +83,32 @@ int kernel_init(const struct kernel **ret)
     return 0;
 }
 
+/* The CPU is a Zen or a later one of AMD. */
+static bool is_zen(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx2");
+#else
+    return false;
+#endif
+}
+
+/* Measured on a Xeon (Sapphire Rapids) and an EPYC (Zen 5); docs/benchmarks.md has the times. The
+ * prefetchers of the Xeon follow each tile slowly, but many tiles together. Those of the EPYC read
+ * one tile at full speed. */
+struct kernel_walk kernel_usual_walk(enum kernel_type type, bool one_row)
+{
+    const struct kernel_layout *l = kernel_layout(type);
+    if (is_zen() && (one_row || !l || l->lo_bits == 8))
+        return (struct kernel_walk){1, KERNEL_AHEAD};
+    return (struct kernel_walk){is_zen() ? 4 : KERNEL_STREAMS, KERNEL_AHEAD};
+}
+
+bool kernel_has_walks(const struct kernel *k, enum kernel_type type)
+{
+    return k != &kernel_c && type != KERNEL_F32 && type != KERNEL_F16;
+}
+
 void kernel_thread_init(void)
 {
 #if defined(__x86_64__)

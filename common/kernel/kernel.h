@@ -58,11 +58,20 @@ enum kernel_type {
 #define KERNEL_PIECE 256 // positions in a piece of attention; pieces start at multiples of it
 #define KERNEL_ALIGN 64  // alignment of packed weights and prepared activations
 
+/* How a thread reads the tiles of a matrix. It changes the speed and never the bits. {0}:
+ * eight tiles, as CPUs of Intel want it. Quantised types and BF16. */
+struct kernel_walk {
+    uint8_t n_streams; // tiles read side by side, 1 .. KERNEL_STREAMS
+    uint16_t ahead;    // distance of the prefetch in each tile, in bytes; 0: none
+};
+#define KERNEL_STREAMS 8
+
 /* The matrix W of y = W x: n_out rows of n_in weights, in the layout of kernel_pack(). */
 struct kernel_mat {
     enum kernel_type type;
     uint32_t n_out, n_in;
     const void *data;
+    struct kernel_walk one, more; // for one row of activations, and for more rows
 };
 
 /* The form of prepared (quantised, rounded or copied) activations. It depends on the type of the
@@ -161,16 +170,24 @@ struct kernel {
 int kernel_init(const struct kernel **ret);
 /* A tier by name. NULL: unknown, or this CPU does not have it. */
 const struct kernel *kernel_tier(const char *name);
+/* The walk that the table for this CPU's family has: for weights of this type, and one row of
+ * activations or more. It never names fewer than one stream. */
+struct kernel_walk kernel_usual_walk(enum kernel_type type, bool one_row);
+/* The products of this tier follow kernel_mat's walks. */
+bool kernel_has_walks(const struct kernel *k, enum kernel_type type);
 /* Sets FTZ and DAZ. Every thread calls this once, before its first kernel. */
 void kernel_thread_init(void);
 
 /* Weights and bytes of a block in the file. -ENOTSUP, with an error text: the type has no
  * kernel. */
 int kernel_type_block(enum kernel_type type, uint32_t *ret_weights, uint32_t *ret_bytes);
+const char *kernel_type_name(enum kernel_type type); // "Q8_0"
 /* The form of few rows; the same in every tier. */
 enum kernel_form kernel_form_of(enum kernel_type type);
 size_t kernel_form_bytes(enum kernel_form form, uint32_t n_in);
 
+/* Incremented when kernel_pack() writes other bytes. */
+#define KERNEL_PACKING 1
 /* Bytes of the packed layout; the same for every tier. n_in is a multiple of the type's block.
  * n_out may be any number; the last tile is filled up with zeros. */
 size_t kernel_packed_bytes(enum kernel_type type, uint32_t n_out, uint32_t n_in);

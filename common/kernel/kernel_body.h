@@ -355,12 +355,10 @@ static void matmul_f32(const struct kernel_mat *w, const void *x, size_t x_bytes
 }
 
 /* ---- BF16: a column per lane ---- */
-#define BF16_STREAMS 8   // tiles read side by side
-#define BF16_AHEAD 2048  // distance of the prefetch in each tile, in bytes
 #define BF16_MAX_ROWS 16 // rows for which the weights are read once
 
 /* Adds 32 of K of a tile to the sums of n_rows rows. */
-INLINE void bf16_block(const uint8_t *w, const uint8_t *x, size_t x_bytes, vf *sums,
+INLINE void bf16_block(const uint8_t *w, uint32_t ahead, const uint8_t *x, size_t x_bytes, vf *sums,
                        const int n_rows)
 {
     vf even[BF16_ROWS], odd[BF16_ROWS];
@@ -368,7 +366,8 @@ INLINE void bf16_block(const uint8_t *w, const uint8_t *x, size_t x_bytes, vf *s
         even[r] = odd[r] = v_set(0);
     for (int i = 0; i < 32; i += 2, w += 4 * KERNEL_TILE) {
         vf w0, w1;
-        __builtin_prefetch(w + BF16_AHEAD);
+        if (ahead)
+            __builtin_prefetch(w + ahead);
         v_bf16_load(w, &w0, &w1);
         EACH (r, n_rows) {
             const float *xr = (const float *)(x + r * x_bytes) + i;
@@ -380,51 +379,52 @@ INLINE void bf16_block(const uint8_t *w, const uint8_t *x, size_t x_bytes, vf *s
         sums[r] = v_add(sums[r], v_add(even[r], odd[r]));
 }
 
-/* n_streams tiles, `apart` tiles from one another, for m <= BF16_MAX_ROWS rows. w and y belong to
- * the first tile; n_cols columns from there on are computed. The tiles alternate after each block,
- * as the quantised tiles do. */
-static void bf16_tiles(const uint8_t *w, size_t apart, uint32_t n_streams, uint32_t n_in,
+/* walk.n_streams tiles, `apart` tiles from one another, for m <= BF16_MAX_ROWS rows. w and y belong
+ * to the first tile; n_cols columns from there on are computed. The tiles alternate after each
+ * block, as the quantised tiles do. */
+static void bf16_tiles(const uint8_t *w, size_t apart, struct kernel_walk walk, uint32_t n_in,
                        const uint8_t *x, size_t x_bytes, uint32_t m, float *y, size_t y_stride,
                        uint32_t n_cols)
 {
     const size_t block_bytes = 32 * KERNEL_TILE * sizeof(uint16_t);
     const uint32_t n_passes = (m + BF16_ROWS - 1) / BF16_ROWS;
-    vf sums[BF16_STREAMS][BF16_MAX_ROWS];
-    for (uint32_t s = 0; s < n_streams; s++)
+    vf sums[KERNEL_STREAMS][BF16_MAX_ROWS];
+    for (uint32_t s = 0; s < walk.n_streams; s++)
         for (uint32_t r = 0; r < m; r++)
             sums[s][r] = v_set(0);
     for (uint32_t k = 0; k < n_in; k += 32, w += block_bytes, x += 32 * sizeof(float))
-        for (uint32_t s = 0; s < n_streams; s++)
+        for (uint32_t s = 0; s < walk.n_streams; s++)
             for (uint32_t r = 0, left = n_passes, n; left; left--, r += n) {
                 const uint8_t *ws = w + s * apart * n_in / 32 * block_bytes;
                 switch (n = kernel_pass_rows(m, r, left)) {
 #define ROWS(n)                                                                                    \
     case n:                                                                                        \
-        bf16_block(ws, x + r * x_bytes, x_bytes, sums[s] + r, n);                                  \
+        bf16_block(ws, walk.ahead, x + r * x_bytes, x_bytes, sums[s] + r, n);                      \
         break;
                     BF16_EACH_ROWS(ROWS)
 #undef ROWS
                 }
             }
-    for (uint32_t s = 0; s < n_streams; s++) {
+    for (uint32_t s = 0; s < walk.n_streams; s++) {
         uint32_t at = s * (uint32_t)apart * KERNEL_TILE;
         for (uint32_t r = 0; r < m && at < n_cols; r++)
             v_store_n(y + r * y_stride + at, MIN(n_cols - at, KERNEL_TILE), sums[s][r]);
     }
 }
 
-static void bf16_columns(const uint8_t *w, uint32_t n_in, const uint8_t *x, size_t x_bytes,
-                         uint32_t m, float *y, size_t y_stride, uint32_t n_cols)
+static void bf16_columns(const uint8_t *w, struct kernel_walk walk, uint32_t n_in, const uint8_t *x,
+                         size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t n_cols)
 {
     const size_t tile_bytes = (size_t)n_in * KERNEL_TILE * sizeof(uint16_t);
     const uint32_t n_tiles = (n_cols + KERNEL_TILE - 1) / KERNEL_TILE;
-    const uint32_t n_each = n_tiles / BF16_STREAMS, done = n_each * BF16_STREAMS;
+    const uint32_t n_each = n_tiles / walk.n_streams, done = n_each * walk.n_streams;
     for (uint32_t i = 0; i < n_each; i++)
-        bf16_tiles(w + i * tile_bytes, n_each, BF16_STREAMS, n_in, x, x_bytes, m,
-                   y + i * KERNEL_TILE, y_stride, n_cols - i * KERNEL_TILE);
-    if (done < n_tiles)
-        bf16_tiles(w + done * tile_bytes, 1, n_tiles - done, n_in, x, x_bytes, m,
-                   y + done * KERNEL_TILE, y_stride, n_cols - done * KERNEL_TILE);
+        bf16_tiles(w + i * tile_bytes, n_each, walk, n_in, x, x_bytes, m, y + i * KERNEL_TILE,
+                   y_stride, n_cols - i * KERNEL_TILE);
+    walk.n_streams = (uint8_t)(n_tiles - done);
+    if (walk.n_streams)
+        bf16_tiles(w + done * tile_bytes, 1, walk, n_in, x, x_bytes, m, y + done * KERNEL_TILE,
+                   y_stride, n_cols - done * KERNEL_TILE);
 }
 
 static void matmul_bf16(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
@@ -437,9 +437,9 @@ static void matmul_bf16(const struct kernel_mat *w, const void *x, size_t x_byte
     for (uint32_t c = from; c < to; c += step)
         for (uint32_t r = 0, left = n_passes, n; left; left--, r += n) {
             n = kernel_pass_rows(m, r, left);
-            bf16_columns((const uint8_t *)w->data + c / KERNEL_TILE * tile_bytes, n_in,
-                         (const uint8_t *)x + r * x_bytes, x_bytes, n, y + r * y_stride + c,
-                         y_stride, MIN(to - c, step));
+            bf16_columns((const uint8_t *)w->data + c / KERNEL_TILE * tile_bytes,
+                         kernel_walk_of(w, m), n_in, (const uint8_t *)x + r * x_bytes, x_bytes, n,
+                         y + r * y_stride + c, y_stride, MIN(to - c, step));
         }
 }
 

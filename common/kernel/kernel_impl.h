@@ -50,6 +50,7 @@
 #define KERNEL_BLOCK_BYTES(lo, hi) (64 * (lo) + 64 * (hi))
 
 struct kernel_layout {
+    const char *name;
     uint16_t n_weights, n_bytes; // of a block in the file
     enum kernel_form form;
     uint8_t group; // blocks of 32 in a packed group; 0: not quantised
@@ -173,6 +174,15 @@ static inline uint32_t kernel_pass_columns(size_t tile_bytes, uint32_t n_passes,
 {
     uint32_t tiles = (uint32_t)(KERNEL_STAYS / tile_bytes);
     return n_passes == 1 ? all : (tiles < 4 ? 4 : tiles & ~3u) * KERNEL_TILE;
+}
+
+#define KERNEL_AHEAD 2048 // usual distance of the prefetch, in bytes
+
+/* The walk of m rows over w. */
+static inline struct kernel_walk kernel_walk_of(const struct kernel_mat *w, uint32_t m)
+{
+    struct kernel_walk walk = m == 1 ? w->one : w->more;
+    return walk.n_streams ? walk : (struct kernel_walk){KERNEL_STREAMS, KERNEL_AHEAD};
 }
 
 /* For code that the constants of a tier unroll. */

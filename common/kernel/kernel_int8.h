@@ -15,9 +15,6 @@
 #pragma once
 #include "kernel/kernel_int8_unpack.h"
 
-#define INT8_STREAMS 8  // tiles read side by side
-#define INT8_AHEAD 2048 // distance of the prefetch in each tile, in bytes
-
 /* Activations of a block of 32 for weights of one type. */
 struct int8_x {
     uint8_t q[INT8_Q_BYTES];
@@ -66,18 +63,21 @@ INLINE void int8_pack_group(const struct int8_type t, const uint8_t *x, size_t x
     }
 }
 
-INLINE void int8_prefetch(const uint8_t *p, const int bytes)
+/* Nothing if ahead is 0. */
+INLINE void int8_prefetch(const uint8_t *p, const int bytes, uint32_t ahead)
 {
-    EACH (line, bytes / 64)
-        __builtin_prefetch(p + INT8_AHEAD + 64 * line);
+    if (ahead)
+        EACH (line, bytes / 64)
+            __builtin_prefetch(p + ahead + 64 * line);
 }
 
 /* Unpacks block i of a group of a tile. */
-INLINE void int8_open(const struct int8_type t, const uint8_t *group, int i, cb (*w)[8])
+INLINE void int8_open(const struct int8_type t, const uint8_t *group, int i, uint32_t ahead,
+                      cb (*w)[8])
 {
     const int bytes = KERNEL_BLOCK_BYTES(t.lo, t.hi);
     const uint8_t *block = group + KERNEL_HEAD_BYTES(t.group, t.min, t.halves) + i * bytes;
-    int8_prefetch(block, bytes);
+    int8_prefetch(block, bytes, ahead);
     EACH (p, C_PARTS)
         int8_unpack(t, block + 4 * C_LANES * p, w[p]);
 }
@@ -96,13 +96,13 @@ INLINE void int8_open(const struct int8_type t, const uint8_t *group, int i, cb 
 #define INT8_READ_AGAIN() __asm__ volatile("" : : : "memory")
 
 /* Adds the products of block i of a group, types of 32, for all rows. */
-INLINE void int8_block(const struct int8_type t, const uint8_t *group, int i,
+INLINE void int8_block(const struct int8_type t, const uint8_t *group, int i, uint32_t ahead,
                        const struct int8_x *x, cf (*acc)[C_PARTS], const int n_rows)
 {
     const int together = INT8_TOGETHER(int8_bits(t));
     cb w[C_PARTS][8];
     cf d[C_PARTS], m[C_PARTS];
-    int8_open(t, group, i, w);
+    int8_open(t, group, i, ahead, w);
     EACH (p, C_PARTS) {
         m[p] = c_set(0);
         int8_scales(t, group, i, C_LANES * p, &d[p], &m[p]);
@@ -128,14 +128,15 @@ INLINE void int8_block(const struct int8_type t, const uint8_t *group, int i,
 
 /* Adds the products of a group of types of 32, of which the tile has n_blocks blocks. */
 INLINE void int8_blocks(const struct int8_type t, const uint8_t *group, int n_blocks,
-                        struct int8_x (*x)[INT8_MAX_ROWS], cf (*acc)[C_PARTS], const int n_rows)
+                        uint32_t ahead, struct int8_x (*x)[INT8_MAX_ROWS], cf (*acc)[C_PARTS],
+                        const int n_rows)
 {
     cf sums[INT8_MAX_ROWS][C_PARTS];
     EACH (r, n_rows)
         EACH (p, C_PARTS)
             sums[r][p] = acc[r][p];
     for (int i = 0; i < n_blocks; i++)
-        int8_block(t, group, i, x[i], sums, n_rows);
+        int8_block(t, group, i, ahead, x[i], sums, n_rows);
     EACH (r, n_rows)
         EACH (p, C_PARTS)
             acc[r][p] = sums[r][p];
@@ -143,12 +144,13 @@ INLINE void int8_blocks(const struct int8_type t, const uint8_t *group, int n_bl
 
 /* Adds to `sums` the products of block i of a group of types of 256, times its integer scales. */
 INLINE void int8_scaled_block(const struct int8_type t, const uint8_t *group, int i, const int odd,
-                              const struct int8_x *x, ci (*sums)[C_PARTS], const int n_rows)
+                              uint32_t ahead, const struct int8_x *x, ci (*sums)[C_PARTS],
+                              const int n_rows)
 {
     const int together = INT8_TOGETHER(int8_bits(t));
     cb w[C_PARTS][8];
     ci by[2][C_PARTS];
-    int8_open(t, group, i, w);
+    int8_open(t, group, i, ahead, w);
     EACH (p, C_PARTS) {
         const ci pair = int8_pair(group, t.halves ? i : i / 2, C_LANES * p);
         by[0][p] = c_word(pair, t.halves ? 0 : odd);
@@ -195,7 +197,7 @@ INLINE void int8_finish(const struct int8_type t, const uint8_t *group,
 
 /* Adds the products of a group of types of 256 for all rows. The weights still have their offset.
  * Sums stay below 127 * 256 * 63 * 128 (Q6_K; IQ4_XS: 241 * 32) < 2^28, so 32 bits hold them. */
-INLINE void int8_group(const struct int8_type t, const uint8_t *group,
+INLINE void int8_group(const struct int8_type t, const uint8_t *group, uint32_t ahead,
                        struct int8_x (*x)[INT8_MAX_ROWS], cf (*acc)[C_PARTS], const int n_rows)
 {
     ci sums[INT8_MAX_ROWS][C_PARTS];
@@ -204,23 +206,23 @@ INLINE void int8_group(const struct int8_type t, const uint8_t *group,
             sums[r][p] = c_int(0);
     for (int i = 0; i < 8; i += 2)
         EACH (odd, 2)
-            int8_scaled_block(t, group, i + odd, odd, x[i + odd], sums, n_rows);
+            int8_scaled_block(t, group, i + odd, odd, ahead, x[i + odd], sums, n_rows);
     int8_finish(t, group, x, sums, acc, n_rows);
 }
 
-/* n_streams tiles, `apart` tiles from one another, for all rows. w and y belong to the first tile;
- * n_cols columns from there on are computed. The tiles alternate after each group: a core waits for
- * few lines of memory at a time, but its prefetchers follow several streams. */
+/* walk.n_streams tiles, `apart` tiles from one another, for all rows. w and y belong to the first
+ * tile; n_cols columns from there on are computed. The tiles alternate after each group: a core
+ * waits for few lines of memory at a time, but its prefetchers follow several streams. */
 INLINE void int8_tiles(const struct int8_type t, const struct kernel_mat *mat, const uint8_t *w,
-                       uint32_t apart, uint32_t n_streams, const uint8_t *x, size_t x_bytes,
+                       uint32_t apart, struct kernel_walk walk, const uint8_t *x, size_t x_bytes,
                        float *y, size_t y_stride, uint32_t n_cols, const int n_rows)
 {
     const int head = KERNEL_HEAD_BYTES(t.group, t.min, t.halves);
     const size_t group_bytes = int8_group_bytes(t);
     const size_t apart_bytes = apart * kernel_tile_bytes(kernel_layout(mat->type), mat->n_in);
     struct int8_x packed[8][INT8_MAX_ROWS];
-    cf acc[INT8_STREAMS][INT8_MAX_ROWS][C_PARTS];
-    for (uint32_t s = 0; s < n_streams; s++)
+    cf acc[KERNEL_STREAMS][INT8_MAX_ROWS][C_PARTS];
+    for (uint32_t s = 0; s < walk.n_streams; s++)
         EACH (r, n_rows)
             EACH (p, C_PARTS)
                 acc[s][r][p] = c_set(0);
@@ -230,18 +232,18 @@ INLINE void int8_tiles(const struct int8_type t, const struct kernel_mat *mat, c
             int8_pack_group(t, x, x_bytes, packed, n_rows);
         else
             int8_pack(t, x, x_bytes, n_blocks, packed, n_rows);
-        for (uint32_t s = 0; s < n_streams; s++) {
+        for (uint32_t s = 0; s < walk.n_streams; s++) {
             const uint8_t *group = w + s * apart_bytes;
-            int8_prefetch(group, head);
+            int8_prefetch(group, head, walk.ahead);
             if (t.group == 8)
-                int8_group(t, group, packed, acc[s], n_rows);
+                int8_group(t, group, walk.ahead, packed, acc[s], n_rows);
             else
-                int8_blocks(t, group, n_blocks, packed, acc[s], n_rows);
+                int8_blocks(t, group, n_blocks, walk.ahead, packed, acc[s], n_rows);
         }
         w += group_bytes;
         x += t.group == 8 ? sizeof(struct kernel_x256) : t.group * sizeof(struct kernel_x);
     }
-    for (uint32_t s = 0; s < n_streams; s++)
+    for (uint32_t s = 0; s < walk.n_streams; s++)
         EACH (p, C_PARTS) {
             uint32_t at = s * apart * KERNEL_TILE + (uint32_t)p * C_LANES;
             EACH (r, n_rows)
@@ -251,19 +253,20 @@ INLINE void int8_tiles(const struct int8_type t, const struct kernel_mat *mat, c
 }
 
 /* Multiplies n_rows rows by columns [from, to). */
-INLINE void int8_columns(const struct int8_type t, const struct kernel_mat *w, const uint8_t *x,
-                         size_t x_bytes, float *y, size_t y_stride, uint32_t from, uint32_t to,
-                         const int n_rows)
+INLINE void int8_columns(const struct int8_type t, const struct kernel_mat *w,
+                         struct kernel_walk walk, const uint8_t *x, size_t x_bytes, float *y,
+                         size_t y_stride, uint32_t from, uint32_t to, const int n_rows)
 {
     const size_t tile_bytes = kernel_tile_bytes(kernel_layout(w->type), w->n_in);
     const uint8_t *tile = (const uint8_t *)w->data + from / KERNEL_TILE * tile_bytes;
     const uint32_t n_tiles = (to - from + KERNEL_TILE - 1) / KERNEL_TILE;
-    const uint32_t n_each = n_tiles / INT8_STREAMS, done = n_each * INT8_STREAMS;
+    const uint32_t n_each = n_tiles / walk.n_streams, done = n_each * walk.n_streams;
     for (uint32_t i = 0; i < n_each; i++)
-        int8_tiles(t, w, tile + i * tile_bytes, n_each, INT8_STREAMS, x, x_bytes,
+        int8_tiles(t, w, tile + i * tile_bytes, n_each, walk, x, x_bytes,
                    y + from + i * KERNEL_TILE, y_stride, to - from - i * KERNEL_TILE, n_rows);
-    if (done < n_tiles)
-        int8_tiles(t, w, tile + done * tile_bytes, 1, n_tiles - done, x, x_bytes,
+    walk.n_streams = (uint8_t)(n_tiles - done);
+    if (walk.n_streams)
+        int8_tiles(t, w, tile + done * tile_bytes, 1, walk, x, x_bytes,
                    y + from + done * KERNEL_TILE, y_stride, to - from - done * KERNEL_TILE, n_rows);
 }
 
@@ -272,6 +275,7 @@ INLINE void int8_matmul(const struct int8_type t, const struct kernel_mat *w, co
                         uint32_t to)
 {
     const uint32_t n_passes = (m + INT8_MAX_ROWS - 1) / INT8_MAX_ROWS;
+    const struct kernel_walk walk = kernel_walk_of(w, m);
     size_t tile_bytes = kernel_tile_bytes(kernel_layout(w->type), w->n_in);
     uint32_t step = kernel_pass_columns(tile_bytes, n_passes, to - from);
     for (uint32_t c = from; c < to; c += step) {
@@ -281,7 +285,7 @@ INLINE void int8_matmul(const struct int8_type t, const struct kernel_mat *w, co
             switch (n = kernel_pass_rows(m, r, left)) {
 #define ROWS(n)                                                                                    \
     case n:                                                                                        \
-        int8_columns(t, w, xr, x_bytes, y + r * y_stride, y_stride, c, end, n);                    \
+        int8_columns(t, w, walk, xr, x_bytes, y + r * y_stride, y_stride, c, end, n);              \
         break;
                 INT8_EACH_ROWS(ROWS)
 #undef ROWS

@@ -6,8 +6,9 @@
 #include <errno.h>
 #include <string.h>
 
-#define LAYOUT(name, bytes, lo, hi, off, in_group, min, halves, book)                              \
-    [KERNEL_##name] = {.n_weights = (in_group) == 8 ? 256 : 32,                                    \
+#define LAYOUT(type, bytes, lo, hi, off, in_group, min, halves, book)                              \
+    [KERNEL_##type] = {.name = #type,                                                              \
+                       .n_weights = (in_group) == 8 ? 256 : 32,                                    \
                        .n_bytes = (bytes),                                                         \
                        .form = (in_group) == 8 ? KERNEL_FORM_INT8_256 : KERNEL_FORM_INT8,          \
                        .group = (in_group),                                                        \
@@ -21,9 +22,9 @@
                        .block = KERNEL_BLOCK_BYTES(lo, hi)},
 
 static const struct kernel_layout layouts[] = {
-    [KERNEL_F32] = {.n_weights = 1, .n_bytes = 4, .form = KERNEL_FORM_F32},
-    [KERNEL_F16] = {.n_weights = 1, .n_bytes = 2, .form = KERNEL_FORM_F32},
-    [KERNEL_BF16] = {.n_weights = 1, .n_bytes = 2, .form = KERNEL_FORM_BF16},
+    [KERNEL_F32] = {.name = "F32", .n_weights = 1, .n_bytes = 4, .form = KERNEL_FORM_F32},
+    [KERNEL_F16] = {.name = "F16", .n_weights = 1, .n_bytes = 2, .form = KERNEL_FORM_F32},
+    [KERNEL_BF16] = {.name = "BF16", .n_weights = 1, .n_bytes = 2, .form = KERNEL_FORM_BF16},
     KERNEL_INT8_TYPES(LAYOUT)};
 
 /* kvalues_iq4nl of ggml-common.h plus 128. */
@@ -44,6 +45,11 @@ int kernel_type_block(enum kernel_type type, uint32_t *ret_weights, uint32_t *re
     *ret_weights = l->n_weights;
     *ret_bytes = l->n_bytes;
     return 0;
+}
+
+const char *kernel_type_name(enum kernel_type type)
+{
+    return layouts[type].name;
 }
 
 enum kernel_form kernel_form_of(enum kernel_type type)

@@ -1,5 +1,5 @@
 /* mem_limit.c - available memory from /proc/meminfo, control groups (v2 and v1) and limits, less
- * the memory that other services have reserved. */
+ * the memory that other services have reserved or mapped. */
 #include <ctype.h>
 #include <dirent.h>
 #include <stdbool.h>
@@ -109,6 +109,15 @@ static size_t untouched_bytes(const char *root, const char *pid)
     return reserved > total || taken > reserved ? 0 : reserved - taken;
 }
 
+/* Packed weights that a process has mapped from a file (weights_file.h): its share, if several
+ * processes map them. Linux counts them as available, but each pass reads them. */
+static size_t mapped_bytes(const char *root, const char *pid)
+{
+    char path[512];
+    snprintf(path, sizeof(path), "%s/proc/%s/smaps_rollup", root, pid);
+    return number_in(path, "Pss_File:", 1024, 0);
+}
+
 static bool is_other_service(const char *root, const char *pid)
 {
     char name[512];
@@ -131,7 +140,7 @@ static size_t reserved_by_others(const char *root, size_t *ret_here)
     for (struct dirent *e; proc && (e = readdir(proc));) {
         if (!is_other_service(root, e->d_name))
             continue;
-        size_t bytes = untouched_bytes(root, e->d_name);
+        size_t bytes = untouched_bytes(root, e->d_name) + mapped_bytes(root, e->d_name);
         read_text(root, e->d_name, "cgroup", theirs);
         all += bytes;
         *ret_here += strcmp(theirs, groups) == 0 ? bytes : 0;

@@ -6,12 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <xxhash.h>
 #include "base/err.h"
+#include "base/log.h"
 #include "base/rng.h"
 #include "model/arch.h"
 #include "model/model.h"
 #include "model/rope.h"
+#include "model/weights_file.h"
 
 /* One tensor of the file and where it goes: a packed matrix, or a vector of floats. */
 struct item {
@@ -28,6 +31,7 @@ struct model_store {
     struct item *items;
     uint32_t n_items, max_items;
     void *weights;
+    struct weights_file *file; // that holds the weights; NULL: memory of this process
     float *rope_freqs;
 };
 
@@ -148,7 +152,7 @@ static int plan_mat(struct plan *p, struct source from, uint32_t n_in, uint32_t 
         return fail(
             -EINVAL, "%s: tensor %.*s has rows of %u weights, which is not a multiple of %u",
             checkpoint_path(p->store->checkpoint), (int)t->name.len, t->name.data, n_in, weights);
-    *mat = (struct kernel_mat){packed_type(p, type, n_in), n_out, n_in, NULL};
+    *mat = (struct kernel_mat){.type = packed_type(p, type, n_in), .n_out = n_out, .n_in = n_in};
     p->m->params.n_weights += (uint64_t)n_in * n_out;
     struct item item = {.tensor = t, .type = type, .mat = mat, .n_tiles = model_tiles(mat)};
     return add_item(p, item, kernel_packed_bytes(mat->type, n_out, n_in));
@@ -242,6 +246,22 @@ static int refuse_others(const struct plan *p)
     return 0;
 }
 
+/* A pass reads single rows of the embedding, and multiplies by the head. */
+static int list_mats(struct plan *p)
+{
+    struct model *m = p->m;
+    m->mats = calloc(p->store->n_items, sizeof(struct kernel_mat *));
+    if (!m->mats)
+        return fail(-ENOMEM, "model: no memory for a list of matrices");
+    for (uint32_t i = 0; i < p->store->n_items; i++) {
+        struct kernel_mat *mat = p->store->items[i].mat;
+        if (mat && mat != &m->embd && mat != &m->head)
+            m->mats[m->n_mats++] = mat;
+    }
+    m->mats[m->n_mats++] = &m->head;
+    return 0;
+}
+
 static int plan_all(struct plan *p)
 {
     struct model *m = p->m;
@@ -255,6 +275,8 @@ static int plan_all(struct plan *p)
         r = plan_vec(p, (struct source){CHECKPOINT_OUTPUT_NORM, 0}, n_embd, &m->out_norm);
     for (uint32_t l = 0; l < m->params.n_layers && r == 0; l++)
         r = plan_layer(p, l);
+    if (r == 0)
+        r = list_mats(p);
     return r < 0 ? r : refuse_others(p);
 }
 
@@ -454,19 +476,16 @@ static void load_vector(struct load *l)
         return stop_load(l, r);
     atomic_store(&l->rows, rows_digest(l->bands, t->bytes, 0, 1));
     kernel_dequant(it->type, l->bands, (uint32_t)t->shape[0], (float *)(void *)l->to);
-    *it->vec = (const float *)(void *)l->to;
 }
 
 static void load_item(struct load *l)
 {
     const struct item *it = l->item;
     atomic_store(&l->rows, 0);
-    if (it->mat) {
+    if (it->mat)
         pool_run(l->opt->pool, pack_share, l);
-        it->mat->data = l->to;
-    } else {
+    else
         load_vector(l);
-    }
     l->m->digest = mix_tensor(l->m->digest, it->tensor, atomic_load(&l->rows));
 }
 
@@ -505,26 +524,119 @@ static size_t largest_band(const struct model_store *store)
     return most;
 }
 
+/* Points matrices and vectors to their weights. */
+static void place_items(struct model *m)
+{
+    const struct model_store *store = m->store;
+    const char *at = store->weights;
+    for (uint32_t i = 0; i < store->n_items; i++) {
+        const struct item *it = &store->items[i];
+        if (it->mat)
+            it->mat->data = at;
+        else
+            *it->vec = (const float *)(const void *)at;
+        at += it->bytes;
+    }
+    if (!m->head.data)
+        m->head.data = m->embd.data;
+}
+
+/* ---- packed weights in a file ---- */
+
+#define WAIT_NS 100000000 // between two looks at a file that another process writes
+
+static struct weights_file_key file_key(const struct model *m)
+{
+    const struct model_store *store = m->store;
+    uint64_t plan = mix(mix(0, KERNEL_PACKING), checkpoint_head_digest(store->checkpoint));
+    for (uint32_t i = 0; i < store->n_items; i++) {
+        const struct item *it = &store->items[i];
+        plan = mix(mix_tensor(plan, it->tensor, it->bytes), it->mat ? it->mat->type : KERNEL_F32);
+    }
+    return (struct weights_file_key){checkpoint_identity(store->checkpoint), plan, m->bytes};
+}
+
+/* A model in memory has no identity, so nothing is kept of it. */
+static bool has_cache(const struct model *m, const char *cache)
+{
+    return cache && *cache && checkpoint_identity(m->store->checkpoint);
+}
+
+size_t model_cached_bytes(const struct model *m, const char *cache)
+{
+    const struct weights_file_key key = file_key(m);
+    return has_cache(m, cache) ? weights_file_resident(cache, &key) : 0;
+}
+
+/* The complete file, else a new one to write. ret_done: it is complete. */
+static int open_file(struct load *l, bool *ret_done)
+{
+    struct model_store *store = l->m->store;
+    const struct weights_file_key key = file_key(l->m);
+    uint64_t digest;
+    for (;;) {
+        int r = weights_file_open(l->opt->cache, &key, l->opt->pool, &digest, &store->file);
+        *ret_done = r == 0;
+        if (r == 0)
+            l->m->digest = digest;
+        if (r == -ENOENT)
+            r = weights_file_new(l->opt->cache, &key, &store->file);
+        report_progress(l, 0);
+        if (r != -EBUSY || atomic_load(&l->cancelled))
+            return r;
+        nanosleep(&(struct timespec){.tv_nsec = WAIT_NS}, NULL);
+    }
+}
+
+/* Memory for the weights: a file of the cache, or this process's own. ret_done: it holds them. */
+static int find_memory(struct load *l, bool *ret_done)
+{
+    struct model *m = l->m;
+    *ret_done = false;
+    if (has_cache(m, l->opt->cache)) {
+        if (open_file(l, ret_done) == 0) {
+            m->store->weights = weights_file_data(m->store->file);
+            if (*ret_done)
+                log_info("packed weights are mapped from the weights_cache");
+            return 0;
+        }
+        log_warn("weights_cache is not used: %s", fail_text());
+    }
+    void *at = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        return fail(-ENOMEM, "model: no memory for %zu MiB of weights", m->bytes >> 20);
+    m->store->weights = at;
+    madvise(at, m->bytes, MADV_HUGEPAGE); // a pass takes 1 to 4 % less (docs/benchmarks.md)
+    return 0;
+}
+
+static int pack_all(struct load *l)
+{
+    struct model_store *store = l->m->store;
+    l->band_bytes = largest_band(store);
+    AUTO(mem_free) char *bands = reallocarray(NULL, pool_threads(l->opt->pool), l->band_bytes);
+    if (!bands)
+        return fail(-ENOMEM, "model: no memory to read the file");
+    l->bands = bands;
+    int r = load_items(l);
+    if (r == 0 && store->file && weights_file_finish(store->file, l->opt->pool, l->m->digest) < 0)
+        log_warn("weights_cache has no packed weights of this model: %s", fail_text());
+    return r;
+}
+
 int model_load(struct model *m, const struct model_load_options *opt)
 {
     struct model_store *store = m->store;
     assert(store->checkpoint);
-    struct load l = {.m = m, .opt = opt, .band_bytes = largest_band(store)};
-    void *at = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED)
-        return fail(-ENOMEM, "model: no memory for %zu MiB of weights", m->bytes >> 20);
-    store->weights = at;
-    madvise(at, m->bytes, MADV_HUGEPAGE); // a pass takes 1 to 4 % less (docs/benchmarks.md)
+    struct load l = {.m = m, .opt = opt};
+    bool done;
     m->kernel = opt->kernel;
-    AUTO(mem_free) char *bands = reallocarray(NULL, pool_threads(opt->pool), l.band_bytes);
-    if (!bands)
-        return fail(-ENOMEM, "model: no memory to read the file");
-    l.bands = bands;
-    int r = load_items(&l);
+    int r = find_memory(&l, &done);
+    if (r == 0 && !done)
+        r = pack_all(&l);
     if (r < 0)
         return r;
-    if (!m->head.data)
-        m->head.data = m->embd.data;
+    place_items(m);
     free(TAKE(store->items));
     store->checkpoint = NULL;
     return 0;
@@ -535,12 +647,14 @@ void model_free(struct model *m)
     if (!m)
         return;
     if (m->store) {
-        if (m->store->weights)
+        if (m->store->weights && !m->store->file)
             munmap(m->store->weights, m->bytes);
+        weights_file_free(m->store->file);
         free(m->store->rope_freqs);
         free(m->store->items);
     }
     free(m->store);
+    free(m->mats);
     free(m->layers);
     free(m->kv_layers);
     free(m);

@@ -62,6 +62,8 @@ struct model {
     struct model_layer *layers;   // (n_layers)
     struct kv_layer *kv_layers;   // (n_layers) what each keeps of a position
     struct kernel_mat embd, head; // head is embd where tied
+    struct kernel_mat **mats;     // (n_mats) all matrices that passes multiply by
+    uint32_t n_mats;
     const float *out_norm;
     const float *rope_freqs;   // (rope_dim / 2): radians per position, all scaling folded in
     uint64_t digest;           // of shapes, rotation, all weights: names the model
@@ -90,11 +92,17 @@ struct model_load_options {
      * false: give up. */
     bool (*progress)(void *arg, float done);
     void *arg;
+    const char *cache; // folder of packed weights (weights_file.h); NULL or empty: none
 };
 
-/* Packs the weights, once, and completes the digest. -ENOMEM, with the size; -EIO: the file was cut
- * short meanwhile; -ECANCELED. After an error the model can only be freed. */
+/* Packs the weights, once, and completes the digest. With a cache it maps packed weights or leaves
+ * them there for later; if the cache fails it says so in the log. -ENOMEM, with the size; -EIO: the
+ * file was cut short meanwhile; -ECANCELED. After an error the model can only be freed. */
 int model_load(struct model *m, const struct model_load_options *opt);
+
+/* Bytes of the weights that are in memory already, in the file of packed weights that model_load()
+ * would map. */
+size_t model_cached_bytes(const struct model *m, const char *cache);
 
 static inline struct kv_shape model_kv_shape(const struct model *m, enum kernel_kv type)
 {

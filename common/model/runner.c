@@ -129,7 +129,7 @@ static int measure_memory(struct runner *r)
     r->max_logits = logits_rows(r);
     const struct kv_shape shape = kv_shape(r);
     choose_context(r);
-    m->weights = r->model->bytes;
+    m->weights = r->model->bytes - model_cached_bytes(r->model, r->opt.weights_cache);
     m->activations = activation_bytes(r);
     m->beside = BESIDE_BYTES + pool_threads(r->pool) * (size_t)BESIDE_THREAD_BYTES;
     if (r->opt.beside)
@@ -173,11 +173,25 @@ int runner_plan(struct runner *r, const struct checkpoint *c, const struct runne
     return measure_memory(r);
 }
 
+static void log_walks(const struct tune *t)
+{
+    for (uint32_t i = 0; i < t->n; i++) {
+        const struct tune_choice *c = &t->of[i];
+        log_info("kernel walk type=%s n_out=%u n_in=%u one_row=%u:%u more_rows=%u:%u timed=%s",
+                 kernel_type_name(c->type), c->n_out, c->n_in, c->one.n_streams, c->one.ahead,
+                 c->more.n_streams, c->more.ahead, t->timed ? "yes" : "no");
+    }
+}
+
 int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void *arg)
 {
     const struct kv_shape shape = kv_shape(r);
     const struct forward_options fo = forward_options(r);
-    const struct model_load_options lo = {r->pool, r->kernel, progress, arg};
+    const struct model_load_options lo = {.pool = r->pool,
+                                          .kernel = r->kernel,
+                                          .progress = progress,
+                                          .arg = arg,
+                                          .cache = r->opt.weights_cache};
     /* First, so that other services see the reserved memory. */
     int err = kv_new(&shape, r->n_blocks, &r->kv);
     if (!err)
@@ -186,6 +200,9 @@ int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void 
         err = pass_plan_init(&r->plan, r->opt.max_rows, r->opt.max_pass_seqs, seq_rows(r));
     if (!err)
         err = model_load(r->model, &lo);
+    if (!err)
+        err = tune_model(r->model, r->pool, r->opt.weights_cache, &r->tune);
+    log_walks(&r->tune);
     return err ? err : dist_new(r->opt.n_vocab, r->kernel, &r->dist);
 }
 

@@ -18,14 +18,16 @@
 #include "model/forward.h"
 #include "model/kv.h"
 #include "model/model.h"
+#include "model/tune.h"
 
 struct runner_options {
     const char *prefix; // of settings that errors name ("draft."); NULL: none
     unsigned threads;   // 0: one per usable core
     bool pin, memory_check;
-    int quantise;     // as in model_plan()
-    bool blas;        // as in forward_options
-    uint32_t context; // positions of a sequence; 0: those of the training
+    int quantise;              // as in model_plan()
+    bool blas;                 // as in forward_options
+    const char *weights_cache; // as in model_load_options
+    uint32_t context;          // positions of a sequence; 0: those of the training
     enum kernel_kv kv_type;
     uint64_t kv_mib;        // 0: for max_sequences, at most a quarter of the free memory
     uint32_t max_sequences; // sequences expected to hold KV at the same time
@@ -55,6 +57,7 @@ struct runner {
     uint32_t n_blocks;   // of the KV pool
     uint32_t max_logits; // rows of a pass that can have logits
     struct runner_memory memory;
+    struct tune tune; // how the kernels read the weights
 
     struct kv *kv;
     struct forward *forward;

@@ -4,7 +4,7 @@
 
 /* Filled by the options table, read by open(). Tests set it directly. */
 struct prop_draft_model_settings {
-    char *model, *quantise, *float_gemm, *kv_type;
+    char *model, *quantise, *float_gemm, *kv_type, *weights_cache;
     int64_t context, kv_mib, threads;
     bool pin, memory_check;
     double p_min;

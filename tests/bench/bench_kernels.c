@@ -3,10 +3,11 @@
  * tier, rows M and threads. The matrices together do not fit into L3.
  *
  *   bench_kernels [--types Q8_0,Q4_0,F16] [--tiers avx512] [--rows 1,2,4,8] [--threads 1,2]
- *                 [--reps 9] [--shape 2048x8192] [--mib 256] [--json FILE]
+ *                 [--walks 8:2048,1:0] [--reps 9] [--shape 2048x8192] [--mib 256] [--json FILE]
  *
- * One thread is measured by its CPU time, several by wall time. All M of a type are measured
- * alternately, so that slower memory affects all of them. The output is the median and the range
+ * A walk is STREAMS:AHEAD, see struct kernel_walk. One thread is measured by its CPU time, several
+ * by wall time. All M and walks of a type are measured alternately, so that slower memory affects
+ * all of them. The output is the median and the range
  * from the first to the last decile. */
 #include <getopt.h>
 #include <stdio.h>
@@ -24,7 +25,7 @@
 #define MAX_REPS 101
 
 struct options {
-    const char *types, *tiers, *rows, *threads, *json;
+    const char *types, *tiers, *rows, *threads, *walks, *json;
     unsigned reps, n_out, n_in, mib;
 };
 
@@ -87,47 +88,72 @@ static unsigned numbers(const char *list, unsigned *to)
     return n;
 }
 
+/* Walks as STREAMS:AHEAD. */
+static unsigned walks(const char *list, struct kernel_walk *to)
+{
+    unsigned n = 0;
+    for (const char *p = list; *p && n < MAX_LIST; n++) {
+        to[n].n_streams = (uint8_t)strtoul(p, (char **)&p, 10);
+        p += *p == ':';
+        to[n].ahead = (uint16_t)strtoul(p, (char **)&p, 10);
+        p += *p == ',';
+    }
+    return n;
+}
+
 /* Large M use fewer matrices, because they are not bound by memory. */
 static unsigned mats_for(unsigned n_mats, unsigned m)
 {
     return m <= 16 ? n_mats : m <= 64 && n_mats > 4 ? 4 : n_mats < 2 ? n_mats : 2;
 }
 
-static void report(json_t *to, const struct options *o, const char *type, const char *tier,
-                   unsigned threads, unsigned m, struct times *t, double mat_bytes, double first)
+static void report(json_t *to, const struct options *o, const char *type, const struct job *j,
+                   unsigned threads, struct times *t, double first)
 {
     double us = quantile(t, 0.5), low = quantile(t, 0.1), high = quantile(t, 0.9);
-    double ops = 2.0 * m * o->n_out * o->n_in;
-    printf("%-5s %-7s %u threads M %-4u %9.1f us (%.1f-%.1f) %6.1f GB/s %7.1f GOP/s  x%.2f\n", type,
-           tier, threads, m, us, low, high, mat_bytes / us / 1e3, ops / us / 1e3, us / first);
+    double ops = 2.0 * j->m * o->n_out * o->n_in, gb_per_s = (double)j->mat_bytes / us / 1e3;
+    const struct kernel_walk walk = kernel_walk_of(&j->w, j->m);
+    printf("%-5s %-7s %u threads walk %u:%-4u M %-4u %9.1f us (%.1f-%.1f) %6.1f GB/s %7.1f GOP/s  "
+           "x%.2f\n",
+           type, j->k->name, threads, walk.n_streams, walk.ahead, j->m, us, low, high, gb_per_s,
+           ops / us / 1e3, us / first);
     fflush(stdout);
-    json_array_append_new(to,
-                          json_pack("{s:s s:s s:i s:i s:f s:f s:f s:f s:f s:f}", "type", type,
-                                    "tier", tier, "threads", threads, "rows", m, "us", us, "us_p10",
-                                    low, "us_p90", high, "gb_per_s", mat_bytes / us / 1e3,
-                                    "gop_per_s", ops / us / 1e3, "of_one_row", us / first));
+    json_array_append_new(to, json_pack("{s:s s:s s:i s:i s:i s:i s:f s:f s:f s:f s:f s:f}", "type",
+                                        type, "tier", j->k->name, "threads", threads, "streams",
+                                        walk.n_streams, "ahead", walk.ahead, "rows", j->m, "us", us,
+                                        "us_p10", low, "us_p90", high, "gb_per_s", gb_per_s,
+                                        "gop_per_s", ops / us / 1e3, "of_one_row", us / first));
+}
+
+static void set_run(struct job *j, struct kernel_walk walk, unsigned m, unsigned n_mats)
+{
+    j->w.one = j->w.more = walk;
+    j->m = m;
+    j->n_mats = mats_for(n_mats, m);
 }
 
 static void bench_pool(json_t *to, const struct options *o, struct job *j, const char *type,
                        struct pool *p, unsigned n_mats)
 {
-    unsigned rows[MAX_LIST], n_rows = numbers(o->rows, rows);
-    static struct times times[MAX_LIST];
-    for (unsigned i = 0; i < n_rows; i++)
-        times[i].n = 0;
+    struct kernel_walk walk[MAX_LIST];
+    unsigned rows[MAX_LIST], n_rows = numbers(o->rows, rows), n_walks = walks(o->walks, walk);
+    static struct times times[MAX_LIST][MAX_LIST];
+    memset(times, 0, sizeof(times));
     for (unsigned rep = 0; rep < o->reps + 1; rep++)
-        for (unsigned i = 0; i < n_rows; i++) {
-            j->m = rows[i];
-            j->n_mats = mats_for(n_mats, rows[i]);
+        for (unsigned i = 0; i < n_walks * n_rows; i++) {
+            struct times *t = &times[i / n_rows][i % n_rows];
+            set_run(j, walk[i / n_rows], rows[i % n_rows], n_mats);
             j->x_bytes = weights_prepare(j->k, j->w.type, j->x, j->m, j->w.n_in, j->prepared);
             double start = now_us(pool_threads(p));
             pool_run(p, multiply, j);
             if (rep) // the first run warms up
-                times[i].us[times[i].n++] = (now_us(pool_threads(p)) - start) / j->n_mats;
+                t->us[t->n++] = (now_us(pool_threads(p)) - start) / j->n_mats;
         }
-    for (unsigned i = 0; i < n_rows; i++)
-        report(to, o, type, j->k->name, pool_threads(p), rows[i], &times[i], (double)j->mat_bytes,
-               quantile(&times[0], 0.5));
+    for (unsigned i = 0; i < n_walks * n_rows; i++) {
+        set_run(j, walk[i / n_rows], rows[i % n_rows], n_mats);
+        report(to, o, type, j, pool_threads(p), &times[i / n_rows][i % n_rows],
+               quantile(&times[i / n_rows][0], 0.5));
+    }
 }
 
 static void bench_type(json_t *to, const struct options *o, const struct weights_type *t)
@@ -144,7 +170,8 @@ static void bench_type(json_t *to, const struct options *o, const struct weights
     kernel_pack(t->type, file, o->n_out, o->n_in, 0, o->n_out, all);
     for (unsigned i = 1; i < n_mats; i++)
         memcpy(all + i * bytes, all, bytes);
-    struct job j = {.w = {t->type, o->n_out, o->n_in, all}, .mat_bytes = bytes};
+    struct job j = {.w = {.type = t->type, .n_out = o->n_out, .n_in = o->n_in, .data = all},
+                    .mat_bytes = bytes};
     j.x = x;
     j.prepared = weights_alloc(weights_room(t->type, o->n_in, max_rows));
     j.y = weights_alloc((size_t)max_rows * o->n_out * sizeof(float));
@@ -257,19 +284,28 @@ static _Noreturn void usage(void)
 {
     fprintf(stderr,
             "bench_kernels [--types Q8_0,Q4_0,F16] [--tiers c,avx2,avx512] [--rows 1,2,4,8]\n"
-            "              [--threads 1,2] [--reps 9] [--shape 2048x8192] [--mib 256] "
-            "[--json FILE]\n");
+            "              [--threads 1,2] [--walks 8:2048,1:0] [--reps 9] [--shape 2048x8192]\n"
+            "              [--mib 256] [--json FILE]\n");
     exit(2);
 }
 
 static struct options parse(int argc, char **argv)
 {
-    struct options o = {
-        "Q8_0,Q4_0,F16", "avx2,avx512", "1,2,4,8,16,64,512", "1,2", NULL, 9, 2048, 8192, 256};
+    struct options o = {.types = "Q8_0,Q4_0,F16",
+                        .tiers = "avx2,avx512",
+                        .rows = "1,2,4,8,16,64,512",
+                        .threads = "1,2",
+                        .walks = "0:0",
+                        .reps = 9,
+                        .n_out = 2048,
+                        .n_in = 8192,
+                        .mib = 256};
     static const struct option known[] = {
-        {"types", 1, NULL, 't'},   {"tiers", 1, NULL, 'k'}, {"rows", 1, NULL, 'm'},
-        {"threads", 1, NULL, 'n'}, {"reps", 1, NULL, 'r'},  {"shape", 1, NULL, 's'},
-        {"mib", 1, NULL, 'b'},     {"json", 1, NULL, 'j'},  {0},
+        {"types", 1, NULL, 't'}, {"tiers", 1, NULL, 'k'},
+        {"rows", 1, NULL, 'm'},  {"threads", 1, NULL, 'n'},
+        {"reps", 1, NULL, 'r'},  {"shape", 1, NULL, 's'},
+        {"mib", 1, NULL, 'b'},   {"json", 1, NULL, 'j'},
+        {"walks", 1, NULL, 'w'}, {0},
     };
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
         if (c == 't')
@@ -286,6 +322,8 @@ static struct options parse(int argc, char **argv)
             continue;
         else if (c == 'b')
             o.mib = (unsigned)atoi(optarg);
+        else if (c == 'w')
+            o.walks = optarg;
         else if (c == 'j')
             o.json = optarg;
         else

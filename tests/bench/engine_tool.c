@@ -295,6 +295,12 @@ static void open_model(struct tool *t, struct model_rig *rig, const char *path, 
                                                .pool = pool,
                                                .max_rows = MAX_ROWS,
                                                .n_blocks = n_blocks});
+    for (uint32_t i = 0; i < rig->tune.n; i++) {
+        const struct tune_choice *c = &rig->tune.of[i];
+        fprintf(stderr, "walk of %s %ux%u: one row %u:%u, more %u:%u\n", kernel_type_name(c->type),
+                c->n_out, c->n_in, c->one.n_streams, c->one.ahead, c->more.n_streams,
+                c->more.ahead);
+    }
 }
 
 static void close_all(struct tool *t)

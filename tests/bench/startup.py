@@ -1,11 +1,15 @@
-"""startup.py BIN: start-up time and idle memory of each service, with the embedded target model.
+"""startup.py BIN [MODEL]: start-up time and idle memory of each service, with the embedded target model.
 
 Start-up time is measured from the start of the process to its READY=1. Memory is read from smaps_rollup half a
 second later. The figures are those of the median run by start-up time.
+
+With MODEL, only the verifier is measured, from the start of the process to its log line "model ready". Starts
+without a weights_cache take turns with starts that find packed weights there.
 """
 import os
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -43,8 +47,35 @@ def measure(folder, program, args):
     return ready_ms, memory
 
 
+def load_s(folder, run, model, cache):
+    """Seconds from the start of a verifier to "model ready"."""
+    args = ["--listen", f"unix:{run}/v.sock", "--model", model, "--weights-cache", cache]
+    start = time.monotonic()
+    process = subprocess.Popen([os.path.join(folder, "verifier-svc"), *args], stderr=subprocess.PIPE, text=True)
+    try:
+        for line in process.stderr:
+            if " model ready " in line:
+                return time.monotonic() - start
+    finally:
+        process.terminate()
+        process.communicate()
+    sys.exit(f"the verifier did not load {model}")
+
+
+def measure_loading(folder, model):
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.abspath(model))) as run:
+        first = load_s(folder, run, model, run)  # packs, and writes the file
+        times = [(load_s(folder, run, model, ""), load_s(folder, run, model, run)) for _ in range(RUNS)]
+    print(f"the first start with a weights_cache {first:.2f} s")
+    for name, of in zip(["without a weights_cache", "with packed weights there"], zip(*times)):
+        print(f"{name} {statistics.median(of):.2f} s ({min(of):.2f} to {max(of):.2f})")
+
+
 def main():
     folder = sys.argv[1]
+    if len(sys.argv) > 2:
+        measure_loading(folder, sys.argv[2])
+        return
     with tempfile.TemporaryDirectory() as run:
         services = {
             "proposer-svc": ["--listen", f"unix:{run}/p.sock"],

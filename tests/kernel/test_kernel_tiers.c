@@ -158,6 +158,31 @@ static void products_of_all_tiers_are_those_of_c(void **state)
         check_tier(k[t]);
 }
 
+/* Of 10 tiles: each number of tiles side by side, with a rest and without, prefetched or not. */
+static void check_walks(const struct kernel *k, enum kernel_type type)
+{
+    static const uint32_t rows[] = {1, 2, 5, 13, 17};
+    struct product p = product_of(type, 150, 512, MAX_ROWS, true);
+    for (uint8_t n = 1; n <= KERNEL_STREAMS; n++)
+        for (unsigned i = 0; i < ARRAY_LEN(rows); i++) {
+            const struct kernel_walk walk = {n, n % 2 ? 2048 : 0}, never = {n == 1 ? 8 : 1, 64};
+            p.w.one = rows[i] == 1 ? walk : never;
+            p.w.more = rows[i] == 1 ? never : walk;
+            check_rows(&p, k, 3, rows[i], 150);
+        }
+    product_done(&p);
+}
+
+static void all_walks_give_the_same_bits(void **state)
+{
+    (void)state;
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_to_compare(k);
+    for (unsigned t = 1; t < n_tiers; t++)
+        for (int i = 0; i < WEIGHTS_TYPES; i++)
+            check_walks(k[t], weights_types[i].type);
+}
+
 /* All weights of a block have one byte pattern, and all its integer scales another. So the sums of
  * 256, and the partial sums of a tier, reach both ends of their ranges. */
 struct corner {
@@ -340,6 +365,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(prepared_rows_are_the_same_bytes),
         cmocka_unit_test(products_of_all_tiers_are_those_of_c),
+        cmocka_unit_test(all_walks_give_the_same_bits),
         cmocka_unit_test(the_extreme_sums_are_exact),
         cmocka_unit_test(nans_and_infinities_stay_in_their_row_and_column),
     };

@@ -41,6 +41,30 @@ static void fill_model(const struct loaded_model *m, Tandem__V1__ModelInfo *to)
     to->fingerprint = rpc_text(m->fingerprint);
 }
 
+struct walks {
+    Tandem__V1__KernelWalk of[TUNE_MAX], *list[TUNE_MAX];
+};
+
+/* The message refers to *walks. */
+static void fill_walks(const struct tune *t, struct walks *walks, Tandem__V1__ModelInfo *to)
+{
+    for (uint32_t i = 0; i < t->n; i++) {
+        const struct tune_choice *c = &t->of[i];
+        Tandem__V1__KernelWalk *w = walks->list[i] = &walks->of[i];
+        *w = (Tandem__V1__KernelWalk)TANDEM__V1__KERNEL_WALK__INIT;
+        w->type = rpc_text(kernel_type_name(c->type));
+        w->n_out = c->n_out;
+        w->n_in = c->n_in;
+        w->streams_one = c->one.n_streams;
+        w->ahead_one = c->one.ahead;
+        w->streams_more = c->more.n_streams;
+        w->ahead_more = c->more.ahead;
+    }
+    to->n_kernel_walks = t->n;
+    to->kernel_walks = walks->list;
+    to->kernel_walks_timed = t->timed;
+}
+
 static Tandem__V1__ModelInfo__State wire_state(enum engine_state state)
 {
     if (state == ENGINE_READY)
@@ -61,14 +85,17 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT;
     ProtobufCBinaryData proposers[DRAFT_MAX_PROPOSERS];
     char names[DRAFT_MAX_PROPOSERS][DRAFTS_NAME_MAX];
+    struct walks walks;
     info.state = wire_state(engine_state(s->engine, &info.progress));
     info.version = rpc_text(TANDEM_VERSION);
     info.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
     info.continues = true;
     const struct loaded_model *m = engine_loaded_model(s->engine);
     struct drafts *d = engine_drafts(s->engine);
-    if (m)
+    if (m) {
         fill_model(m, &info);
+        fill_walks(&m->run.tune, &walks, &info);
+    }
     info.proposers = proposers;
     for (unsigned i = 0; m && d && i < DRAFT_MAX_PROPOSERS; i++) {
         drafts_name(d, i, names[i]);

@@ -1,8 +1,13 @@
 /* calibrate.c - times passes of a dummy sequence. */
 #include <errno.h>
+#include <string.h>
 #include "base/clock.h"
+#include "base/cores.h"
 #include "base/err.h"
+#include "base/log.h"
 #include "base/minmax.h"
+#include "base/rng.h"
+#include "file/result_file.h"
 #include "verifier-svc/engine/calibrate.h"
 
 #define TIME_US 1500000 // no new size is timed after it
@@ -73,18 +78,62 @@ static void measure_context(struct trial *t, struct pass_time_measured *m)
         m->long_one_us = 0;
 }
 
-int calibrate(struct runner *r, struct pass_time *ret)
+static int measure(struct runner *r, struct pass_time_measured *m)
 {
     struct trial t = {.r = r, .until_us = clock_us() + TIME_US};
-    struct pass_time_measured m = {0};
     int err = kv_seq_init(&t.seq, r->context);
     if (err < 0)
         return err;
-    measure_sizes(&t, &m);
-    measure_context(&t, &m);
+    measure_sizes(&t, m);
+    measure_context(&t, m);
     kv_seq_done(r->kv, &t.seq);
-    if (m.us[0] <= 0)
-        return fail(-ENOSPC, "no KV block was free to time a pass with");
+    return m->us[0] > 0 ? 0 : fail(-ENOSPC, "no KV block was free to time a pass with");
+}
+
+/* ---- times in a folder ---- */
+
+/* Of all that decides the times. */
+static uint64_t saved_key(const struct runner *r)
+{
+    uint64_t key = rng_splitmix64(cores_model_digest("") ^ pool_threads(r->pool));
+    const uint64_t more[] = {r->model->digest, r->opt.kv_type, r->opt.blas, r->max_logits,
+                             r->context};
+    for (const char *c = r->kernel->name; *c; c++)
+        key = rng_splitmix64(key ^ (unsigned char)*c);
+    for (size_t i = 0; i < ARRAY_LEN(more); i++)
+        key = rng_splitmix64(key ^ more[i]);
+    return key;
+}
+
+static bool is_time(double us)
+{
+    return us >= 0 && us < 1e9;
+}
+
+static bool are_times(const struct pass_time_measured *m)
+{
+    bool good = m->us[0] > 0 && is_time(m->long_one_us) && is_time(m->long_rows_us);
+    for (unsigned i = 0; i < PASS_TIME_POINTS; i++)
+        good = good && is_time(m->us[i]);
+    return good && m->rows <= LONG_ROWS && m->context <= LONG_CONTEXT &&
+           (m->context || m->long_one_us <= 0);
+}
+
+int calibrate(struct runner *r, struct pass_time *ret)
+{
+    const char *folder = r->opt.weights_cache;
+    const bool has_folder = folder && *folder;
+    struct pass_time_measured m;
+    memset(&m, 0, sizeof(m)); // the padding, too
+    if (!has_folder || result_file_read(folder, "times", saved_key(r), &m, sizeof(m)) < 0 ||
+        !are_times(&m)) {
+        memset(&m, 0, sizeof(m));
+        int err = measure(r, &m);
+        if (err < 0)
+            return err;
+        if (has_folder && result_file_write(folder, "times", saved_key(r), &m, sizeof(m)) < 0)
+            log_warn("the times of passes are not kept: %s", fail_text());
+    }
     pass_time_init(ret, &m);
     return 0;
 }

@@ -5,7 +5,8 @@
 #include "verifier-svc/control/pass_time.h"
 #include "model/runner.h"
 
-/* Runs passes for about a second, at least one of one row, and initialises *ret with their times.
- * Takes rows of the KV pool and returns them. -ENOMEM; -ENOSPC: no block is free, *ret is
- * unchanged. */
+/* Runs passes for about two seconds, at least one of one row, and initialises *ret with their
+ * times. Takes rows of the KV pool and returns them. The times are kept in the runner's folder
+ * (weights_cache), if it has one. The next start with the same model, CPU and threads then runs no
+ * passes; later passes correct the times. -ENOMEM; -ENOSPC: no block is free, *ret is unchanged. */
 int calibrate(struct runner *r, struct pass_time *ret);

@@ -127,6 +127,12 @@ static const struct conf_option table[] = {
      .alias = "enable_prefix_caching|cache_prompt",
      .help = "keep K and V of past prompts and answers, so that requests with the same prefix skip "
              "its computation"},
+    {.name = "weights_cache",
+     .kind = CONF_TEXT,
+     .value = &parsed.weights_cache,
+     .fallback = "",
+     .help = "folder for packed weights, which the next start maps instead of packing them again; "
+             "services with the same folder and model share their memory; empty: off"},
     {.name = "kv_disk",
      .kind = CONF_TEXT,
      .value = &parsed.kv_disk,

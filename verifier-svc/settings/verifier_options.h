@@ -27,6 +27,7 @@ struct verifier_options {
     int64_t context, kv_mib, max_sequences, queue_length, verify_streams;
     int64_t max_batch_rows, prefill_chunk, max_pass_ms;
     int64_t threads;
+    char *weights_cache;
     char *kv_disk;
     int64_t kv_disk_size, kv_disk_ttl;
     bool pin, memory_check, prefix_cache, draft_ahead;

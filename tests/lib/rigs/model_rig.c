@@ -26,6 +26,7 @@ static void build(struct model_rig *r, const struct model_rig_options *opt)
     must(model_plan(r->file, MODEL_AS_FILE, &r->model), "model_plan");
     must(model_load(r->model, &(struct model_load_options){.pool = r->pool, .kernel = kernel}),
          "model_load");
+    must(tune_model(r->model, r->pool, NULL, &r->tune), "tune_model");
     const struct kv_shape shape = model_kv_shape(r->model, opt->kv_type);
     must(kv_new(&shape, opt->n_blocks ? opt->n_blocks : 128, &r->kv), "kv_new");
     must(forward_new(r->model, kv_bytes_of(r->kv), r->pool,

@@ -2,11 +2,13 @@
  * benchmarks. Ends the test on errors. */
 #pragma once
 #include "model/forward.h"
+#include "model/tune.h"
 
 struct model_rig {
     struct checkpoint *file;
     struct pool *pool;
     struct model *model;
+    struct tune tune;
     struct kv *kv;
     struct forward *forward;
     struct pass_plan plan;

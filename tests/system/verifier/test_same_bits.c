@@ -1,8 +1,8 @@
 /* test_same_bits.c - promise 3: committed tokens and logprobs are bit-identical for any settings.
  *
  * Settings are the proposer (also none, and one that dies), k, drafting ahead, batch neighbours,
- * threads, prefill chunk and kernel tier. The prefix cache is on or off. Each request runs once per
- * batch size, so the cache then holds most prompts.
+ * threads, prefill chunk, kernel tier. The walks of the kernels are timed or not. The prefix cache
+ * is on or off. Each request runs once per batch size, so the cache then holds most prompts.
  *
  * Each row of settings is a real verifier-svc with real proposers. The normal run covers every pair
  * of settings; TANDEM_TEST_LONG=1 runs the full product over more prompts. */
@@ -27,7 +27,7 @@
 #endif
 #define MAX_BATCH 16
 
-enum factor { PROPOSER, K, POLICY, AHEAD, THREADS, CHUNK, TIER, PREFIX, N_FACTORS };
+enum factor { PROPOSER, K, POLICY, AHEAD, THREADS, CHUNK, TIER, TUNE, PREFIX, N_FACTORS };
 #define ALWAYS 0 // the policy that drafts even where drafting does not pay
 enum proposer {
     NO_PROPOSER,
@@ -55,6 +55,7 @@ static struct {
     {"threads", 2, {"1", "2"}},
     {"chunk", 3, {"16", "64", "512"}},
     {"tier", 0, {0}}, // filled with the tiers of this CPU
+    {"tune", 2, {"off", "on"}},
     {"prefix cache", 2, {"--no-prefix-cache", "--prefix-cache"}},
 };
 static const unsigned batches[] = {BATCHES}; // the last is the largest
@@ -209,6 +210,7 @@ static void world_start(struct world *w, const struct settings *s, const char *m
         args[18] = target;
     }
     setenv("TANDEM_CPU", factors[TIER].values[s->level[TIER]], 1);
+    setenv("TANDEM_TUNE", factors[TUNE].values[s->level[TUNE]], 1);
     service_start(&w->verifier, "verifier-svc", args);
     assert_int_equal(rpc_client_new(w->verifier.target, NULL, &w->client), 0);
 }

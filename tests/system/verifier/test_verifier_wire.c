@@ -133,6 +133,13 @@ static void the_model_is_described(void **state)
     assert_int_equal(m->created, st.st_mtime);
     assert_true(m->n_proposers == 0 && m->version.len > 0 && m->fingerprint.len > 0);
     assert_true(m->protocol == 1 && m->continues);
+    assert_true(m->n_kernel_walks > 0 && m->kernel_walks_timed);
+    for (size_t i = 0; i < m->n_kernel_walks; i++) {
+        const Tandem__V1__KernelWalk *walk = m->kernel_walks[i];
+        assert_true(is(walk->type, "Q8_0") && walk->n_in > 0 && walk->n_out > 0);
+        assert_in_range(walk->streams_one, 1, KERNEL_STREAMS);
+        assert_in_range(walk->streams_more, 1, KERNEL_STREAMS);
+    }
     tok_free(tok);
     checkpoint_close(file);
     tandem__v1__model_info__free_unpacked(m, NULL);

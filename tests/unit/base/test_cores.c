@@ -118,6 +118,34 @@ static void quotas_are_rounded_up_to_whole_cores(void **state)
     }
 }
 
+static uint64_t digest_of(const char *cpuinfo)
+{
+    const char *root = fake_root_new();
+    if (cpuinfo)
+        fake_root_put(root, "proc/cpuinfo", cpuinfo);
+    uint64_t digest = cores_model_digest(root);
+    fake_root_remove(root);
+    return digest;
+}
+
+/* Clock and number of a CPU do not count, nor do the CPUs after the first. */
+static void the_model_of_a_cpu_has_a_digest(void **state)
+{
+    (void)state;
+    const uint64_t digest = digest_of("processor\t: 0\nvendor_id\t: A\nmodel\t\t: 2\n"
+                                      "model name\t: B\ncpu MHz\t: 2100.0\nflags\t: fpu\n\n"
+                                      "processor\t: 1\nvendor_id\t: A\n");
+    assert_true(digest == digest_of("processor\t: 7\nvendor_id\t: A\nmodel\t\t: 2\n"
+                                    "model name\t: B\ncpu MHz\t: 999.0\nflags\t: fpu\n"));
+    static const char *const others[] = {
+        "vendor_id\t: C\nmodel\t\t: 2\nmodel name\t: B\nflags\t: fpu\n",
+        "vendor_id\t: A\nmodel\t\t: 3\nmodel name\t: B\nflags\t: fpu\n",
+        "vendor_id\t: A\nmodel\t\t: 2\nmodel name\t: D\nflags\t: fpu\n",
+        "vendor_id\t: A\nmodel\t\t: 2\nmodel name\t: B\nflags\t: fpu avx2\n", NULL};
+    for (unsigned i = 0; i < ARRAY_LEN(others); i++)
+        assert_true(digest != digest_of(others[i]));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -126,6 +154,7 @@ int main(void)
         cmocka_unit_test(cores_beyond_the_maximum_are_left_out),
         cmocka_unit_test(only_cpus_that_the_caller_may_run_on_count),
         cmocka_unit_test(quotas_are_rounded_up_to_whole_cores),
+        cmocka_unit_test(the_model_of_a_cpu_has_a_digest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

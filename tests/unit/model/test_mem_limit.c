@@ -87,11 +87,13 @@ static void what_other_services_will_take_is_not_available(void **state)
     (void)state;
     static const struct file files[] = {
         {"proc/meminfo", "MemTotal: 4194304 kB\nMemAvailable: 2097152 kB\n"},
-        PROCESS("70", "proposer-svc", "409600", "0::/a"),  // 300 MiB untouched
-        PROCESS("71", "verifier-svc", "307200", "0::/b"),  // 200 MiB
-        PROCESS("72", "verifier-svc", "90000", "0::/a"),   // all and more: stacks have been touched
-        PROCESS("73", "editor", "409600", "0::/a"),        // nobody knows what it is for
-        PROCESS("74", "proposer-svc", "9000000", "0::/a"), // more than there is
+        PROCESS("70", "proposer-svc", "409600", "0::/a"), // 300 MiB untouched
+        PROCESS("71", "verifier-svc", "307200", "0::/b"), // 200 MiB
+        PROCESS("72", "verifier-svc", "90000", "0::/a"),  // all and more: stacks have been touched
+        {"proc/73/smaps_rollup", "Pss_File: 51200 kB\n"},
+        {"proc/72/smaps_rollup", "Rss: 9 kB\nPss_File: 51200 kB\n"}, // and 50 MiB of weights
+        PROCESS("73", "editor", "409600", "0::/a"),                  // nobody knows what it is for
+        PROCESS("74", "proposer-svc", "9000000", "0::/a"),           // more than there is
         {"proc/self/cgroup", "0::/a\n"},
         {"sys/fs/cgroup/a/memory.max", "1073741824\n"},
         {"sys/fs/cgroup/a/memory.current", "104857600\n"}};
@@ -99,11 +101,11 @@ static void what_other_services_will_take_is_not_available(void **state)
     size_t promised;
     for (unsigned i = 0; i < ARRAY_LEN(files) - 2; i++)
         fake_root_put(root, files[i].path, files[i].text);
-    assert_int_equal(mem_limit_available(root, &promised), 1548 * MIB);
-    assert_int_equal(promised, 500 * MIB);
+    assert_int_equal(mem_limit_available(root, &promised), 1498 * MIB);
+    assert_int_equal(promised, 550 * MIB);
     for (unsigned i = ARRAY_LEN(files) - 2; i < ARRAY_LEN(files); i++)
         fake_root_put(root, files[i].path, files[i].text);
-    assert_int_equal(mem_limit_available(root, &promised), 624 * MIB); // of the group
+    assert_int_equal(mem_limit_available(root, &promised), 574 * MIB); // of the group
     fake_root_remove(root);
 }
 

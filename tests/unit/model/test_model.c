@@ -5,10 +5,13 @@
 #include "lib/lib.h"
 #include "lib/models/tiny.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static struct pool *pool;
@@ -546,6 +549,223 @@ static void damaged_files_never_crash(void **state)
     free(f.data);
 }
 
+/* ---- packed weights in a folder ---- */
+
+static const struct timespec some_time[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
+static const struct timespec other_times[][2] = {
+    {{.tv_sec = 1000000000}, {.tv_sec = 1000000001}},
+    {{.tv_sec = 1000000000}, {.tv_sec = 1000000000, .tv_nsec = 1}}};
+
+static struct model *load_with(const char *path, const char *cache)
+{
+    AUTO(checkpoint_close) struct checkpoint *c = NULL;
+    struct model *m = NULL;
+    assert_int_equal(checkpoint_open(path, &c), 0);
+    assert_int_equal(model_plan(c, MODEL_AS_FILE, &m), 0);
+    const struct model_load_options o = {.pool = pool, .kernel = kernel, .cache = cache};
+    if (model_load(m, &o) < 0)
+        fail_msg("%s", fail_text());
+    return m;
+}
+
+static void write_model(const char *path, struct file f)
+{
+    FILE *to = fopen(path, "wb");
+    assert_non_null(to);
+    assert_int_equal(fwrite(f.data, 1, f.len, to), f.len);
+    fclose(to);
+    assert_int_equal(utimensat(AT_FDCWD, path, some_time, 0), 0);
+}
+
+static void must_have_equal_weights(const struct model *a, const struct model *b)
+{
+    assert_true(a->digest == b->digest && a->n_mats == b->n_mats && a->bytes == b->bytes);
+    for (uint32_t i = 0; i < a->n_mats; i++) {
+        const struct kernel_mat *w = a->mats[i];
+        assert_memory_equal(w->data, b->mats[i]->data,
+                            kernel_packed_bytes(w->type, w->n_out, w->n_in));
+    }
+    assert_memory_equal(a->out_norm, b->out_norm, a->params.n_embd * sizeof(float));
+    for (uint32_t l = 0; l < a->params.n_layers; l++)
+        assert_memory_equal(a->layers[l].attn.norm, b->layers[l].attn.norm,
+                            a->params.n_embd * sizeof(float));
+}
+
+static void remove_files(const char *folder)
+{
+    char command[200];
+    snprintf(command, sizeof(command), "rm -rf %s", folder);
+    assert_int_equal(system(command), 0);
+}
+
+/* The last load but one does not read the file's weights. They are changed then, but the size and
+ * the time of the file are as before. */
+static void a_cache_has_the_packed_weights_of_a_file(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/tandem-model-XXXXXX", path[100];
+    struct file f = file_of("llama");
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/model.gguf", folder);
+    write_model(path, f);
+    struct model *none = load_with(path, NULL), *first = load_with(path, folder);
+    must_have_equal_weights(none, first);
+    f.data[f.len - 1] ^= 1; // of the last tensor
+    write_model(path, f);
+    struct model *mapped = load_with(path, folder);
+    must_have_equal_weights(none, mapped);
+    for (unsigned i = 0; i < ARRAY_LEN(other_times); i++) {
+        assert_int_equal(utimensat(AT_FDCWD, path, other_times[i], 0), 0);
+        struct model *changed = load_with(path, folder);
+        assert_true(changed->digest != none->digest);
+        model_free(changed);
+    }
+    model_free(none);
+    model_free(first);
+    model_free(mapped);
+    remove_files(folder);
+    free(f.data);
+}
+
+static void each_type_has_its_packed_weights(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/tandem-model-XXXXXX", path[100];
+    static const int types[] = {MODEL_AS_FILE, KERNEL_Q4_0, MODEL_AS_FILE, KERNEL_Q4_0};
+    const struct tiny t = {
+        .arch = "llama", .type = KERNEL_Q8_0, .head_type = KERNEL_Q8_0, .n_layers = 2};
+    struct file f;
+    f.data = tiny_write(&t, &f.len);
+    uint64_t digests[ARRAY_LEN(types)];
+    enum kernel_type packed[ARRAY_LEN(types)];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/model.gguf", folder);
+    write_model(path, f);
+    for (unsigned i = 0; i < ARRAY_LEN(types); i++) {
+        AUTO(checkpoint_close) struct checkpoint *c = NULL;
+        AUTO(model_free) struct model *m = NULL;
+        assert_int_equal(checkpoint_open(path, &c), 0);
+        assert_int_equal(model_plan(c, types[i], &m), 0);
+        assert_int_equal(model_cached_bytes(m, folder), i < 2 ? 0 : m->bytes);
+        const struct model_load_options o = {.pool = pool, .kernel = kernel, .cache = folder};
+        assert_int_equal(model_load(m, &o), 0);
+        digests[i] = m->digest;
+        packed[i] = m->layers[0].attn.q.type;
+    }
+    assert_true(packed[0] == packed[2] && packed[1] == KERNEL_Q4_0 && packed[3] == KERNEL_Q4_0);
+    assert_true(packed[0] != KERNEL_Q4_0);
+    assert_true(digests[0] == digests[2] && digests[1] == digests[3]);
+    remove_files(folder);
+    free(f.data);
+}
+
+/* A load that begins while another one packs the same weights. */
+struct second_load {
+    const char *path, *folder;
+    bool cancelled, started;
+    float done; // the most of its progress
+    pthread_t thread;
+    struct pool *pool;
+    struct model *model;
+    int result;
+};
+
+static bool second_goes_on(void *arg, float done)
+{
+    struct second_load *s = arg;
+    s->done = done > s->done ? done : s->done;
+    return !s->cancelled;
+}
+
+static void *load_second(void *arg)
+{
+    struct second_load *s = arg;
+    AUTO(checkpoint_close) struct checkpoint *c = NULL;
+    assert_int_equal(checkpoint_open(s->path, &c), 0);
+    assert_int_equal(model_plan(c, MODEL_AS_FILE, &s->model), 0);
+    s->result = model_load(s->model, &(struct model_load_options){.pool = s->pool,
+                                                                  .kernel = kernel,
+                                                                  .progress = second_goes_on,
+                                                                  .arg = s,
+                                                                  .cache = s->folder});
+    return NULL;
+}
+
+/* Progress of the first load. */
+static bool start_second(void *arg, float done)
+{
+    struct second_load *s = arg;
+    if (done <= 0 || s->started)
+        return true;
+    s->started = true;
+    assert_int_equal(pthread_create(&s->thread, NULL, load_second, s), 0);
+    if (s->cancelled)
+        pthread_join(s->thread, NULL);
+    else
+        usleep(50000);
+    return true;
+}
+
+static void check_two_loads(bool cancel)
+{
+    char folder[] = "/tmp/tandem-model-XXXXXX", path[100];
+    struct second_load second = {.path = path, .folder = folder, .cancelled = cancel};
+    AUTO(checkpoint_close) struct checkpoint *c = NULL;
+    AUTO(model_free) struct model *first = NULL;
+    struct file f = file_of("llama");
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/model.gguf", folder);
+    write_model(path, f);
+    assert_int_equal(pool_new(1, false, &second.pool), 0);
+    assert_int_equal(checkpoint_open(path, &c), 0);
+    assert_int_equal(model_plan(c, MODEL_AS_FILE, &first), 0);
+    assert_int_equal(model_load(first, &(struct model_load_options){.pool = pool,
+                                                                    .kernel = kernel,
+                                                                    .progress = start_second,
+                                                                    .arg = &second,
+                                                                    .cache = folder}),
+                     0);
+    assert_true(second.started);
+    if (!cancel)
+        pthread_join(second.thread, NULL);
+    assert_int_equal(second.result, cancel ? -ECANCELED : 0);
+    if (!cancel)
+        must_have_equal_weights(first, second.model);
+    assert_true(second.done == 0); // it packed nothing
+    model_free(second.model);
+    pool_free(second.pool);
+    remove_files(folder);
+    free(f.data);
+}
+
+static void a_second_load_waits_for_the_first(void **state)
+{
+    (void)state;
+    check_two_loads(false);
+}
+
+static void a_load_that_waits_can_be_cancelled(void **state)
+{
+    (void)state;
+    check_two_loads(true);
+}
+
+/* Without a folder that can be written the model loads as without a cache. */
+static void a_cache_that_fails_is_not_used(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/tandem-model-XXXXXX";
+    struct file f = file_of("llama");
+    close(mkstemp(path));
+    write_model(path, f);
+    struct model *none = load_with(path, NULL), *failed = load_with(path, "/dev/null");
+    must_have_equal_weights(none, failed);
+    model_free(none);
+    model_free(failed);
+    unlink(path);
+    free(f.data);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -569,6 +789,11 @@ int main(void)
         cmocka_unit_test(smaller_types_stay_as_they_are),
         cmocka_unit_test(the_columns_of_several_matrices_are_shared_out),
         cmocka_unit_test(damaged_files_never_crash),
+        cmocka_unit_test(a_cache_has_the_packed_weights_of_a_file),
+        cmocka_unit_test(each_type_has_its_packed_weights),
+        cmocka_unit_test(a_second_load_waits_for_the_first),
+        cmocka_unit_test(a_load_that_waits_can_be_cancelled),
+        cmocka_unit_test(a_cache_that_fails_is_not_used),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -1,12 +1,16 @@
 /* test_calibrate.c - which passes are timed at start-up. The passes and the clock are replaced: a
  * pass does nothing and takes as long as the test says. */
 #include <assert.h>
+#include <dirent.h>
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include "lib/lib.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "file/result_file.h"
 #include "verifier-svc/engine/calibrate.h"
 
 #define MAX_PASSES 200
@@ -226,6 +230,124 @@ static void a_small_pool_limits_the_passes(void **state)
     machine_free(r);
 }
 
+/* ---- times in a folder ---- */
+
+static struct model model; // its digest is part of the key
+static char folder[40];
+
+static struct runner *machine_with_folder(uint32_t context)
+{
+    struct runner *r = machine(context, MAX_ROWS, 300);
+    r->model = &model;
+    r->kernel = kernel_tier("c");
+    r->opt.weights_cache = folder;
+    assert_int_equal(pool_new(1, false, &r->pool), 0);
+    return r;
+}
+
+static void free_with_folder(struct runner *r)
+{
+    pool_free(r->pool);
+    machine_free(r);
+}
+
+/* Passes that a calibration runs. */
+static unsigned passes_of(struct runner *r, struct pass_time *t)
+{
+    n_passes = 0;
+    assert_int_equal(calibrate(r, t), 0);
+    return n_passes;
+}
+
+static uint64_t key_in_folder(char path[300])
+{
+    unsigned n = 0;
+    DIR *d = opendir(folder);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));)
+        if (*e->d_name != '.') {
+            snprintf(path, 300, "%s/%s", folder, e->d_name);
+            n++;
+        }
+    closedir(d);
+    assert_int_equal(n, 1);
+    return strtoull(strrchr(path, '/') + 1, NULL, 16);
+}
+
+static void remove_folder(void)
+{
+    char command[100];
+    snprintf(command, sizeof(command), "rm -rf %s", folder);
+    assert_int_equal(system(command), 0);
+}
+
+static void make_folder(void)
+{
+    snprintf(folder, sizeof(folder), "/tmp/tandem-times-XXXXXX");
+    assert_non_null(mkdtemp(folder));
+}
+
+static void the_next_start_takes_the_kept_times(void **state)
+{
+    (void)state;
+    static const uint32_t contexts[] = {4096, 8}; // the latter is too short to be timed
+    for (unsigned i = 0; i < ARRAY_LEN(contexts); i++) {
+        struct pass_time first, next;
+        make_folder();
+        struct runner *r = machine_with_folder(contexts[i]);
+        position_us = 0.5;
+        assert_true(passes_of(r, &first) > 0);
+        first_us = 5000; // not measured again
+        assert_int_equal(passes_of(r, &next), 0);
+        assert_memory_equal(&first, &next, sizeof(first));
+        model.digest++;
+        assert_true(passes_of(r, &next) > 0);
+        free_with_folder(r);
+        remove_folder();
+    }
+}
+
+/* Files with right checksums. */
+static void impossible_times_are_measured_again(void **state)
+{
+    (void)state;
+    struct pass_time t;
+    struct pass_time_measured good, bad;
+    char path[300];
+    make_folder();
+    struct runner *r = machine_with_folder(4096);
+    assert_true(passes_of(r, &t) > 0);
+    const uint64_t key = key_in_folder(path);
+    assert_int_equal(result_file_read(folder, "times", key, &good, sizeof(good)), 0);
+    for (unsigned i = 0; i < 10; i++) {
+        bad = good;
+        if (i < 4)
+            bad.us[0] = (double[]){0, -1, (double)NAN, (double)INFINITY}[i];
+        if (i == 4)
+            bad.us[PASS_TIME_POINTS - 1] = -1;
+        if (i == 5)
+            bad.long_one_us = (double)NAN;
+        if (i == 6)
+            bad.long_rows_us = 1e9;
+        if (i == 7)
+            bad.rows = 9;
+        if (i == 8)
+            bad.context = 2049;
+        if (i == 9)
+            bad.context = 0;
+        assert_int_equal(result_file_write(folder, "times", key, &bad, sizeof(bad)), 0);
+        assert_true(passes_of(r, &t) > 0);
+        assert_int_equal(passes_of(r, &t), 0);
+    }
+    folder[0] = 0; // no folder
+    assert_true(passes_of(r, &t) > 0);
+    free_with_folder(r);
+    snprintf(strrchr(path, '/'), 2, "%s", "");
+    assert_int_equal(strncmp(path, "/tmp/tandem-times-", 18), 0);
+    snprintf(folder, sizeof(folder), "%.39s", path);
+    remove_folder();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -236,6 +358,8 @@ int main(void)
         cmocka_unit_test(a_slow_machine_times_fewer_passes),
         cmocka_unit_test(only_passes_that_fit_are_timed),
         cmocka_unit_test(a_small_pool_limits_the_passes),
+        cmocka_unit_test(the_next_start_takes_the_kept_times),
+        cmocka_unit_test(impossible_times_are_measured_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
