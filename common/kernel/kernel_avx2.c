@@ -80,22 +80,19 @@ INLINE vi va_sum(va a)
     return a;
 }
 
-#include "kernel/kernel_body.h"
-
 #define INT8_MAX_ROWS 8
 #define INT8_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 #define INT8_TOGETHER(bits) ((bits) == 8 || (bits) == 4 ? 4 : 2)
+#define INT8_SPREADS(bits) ((bits) == 8)
 #define INT8_Q_BYTES 64
+
+#include "kernel/kernel_body.h"
 
 /* Weights of 8 bits are multiplied as words: of each four first the even ones, then the odd ones.
  * As bytes, the 16-bit sums of the product would saturate. */
-INLINE void c_spread(const int8_t *q, int bits, uint8_t *to)
+INLINE void c_spread(const int8_t *q, uint8_t *to)
 {
     __m256i bytes = _mm256_loadu_si256((const __m256i *)q), even = _mm256_slli_epi16(bytes, 8);
-    if (bits != 8) {
-        _mm256_storeu_si256((__m256i *)to, bytes);
-        return;
-    }
     _mm256_storeu_si256((__m256i *)to, _mm256_srai_epi16(even, 8));
     _mm256_storeu_si256((__m256i *)(to + 32), _mm256_srai_epi16(bytes, 8));
 }

@@ -9,6 +9,7 @@
  *   DOT_FEW                   up to this many rows, weights are read without widening them first
  *   DOT_MAX_ROWS, DOT_PART    rows that share a widened part of K, and floats in that part
  *   DOT_TILES                 tiles of columns that share a part of the activations in L2
+ *   INT8_MAX_ROWS             rows of a pass over quantised weights, which are interleaved
  *   BF16_ROWS                 rows whose sums BF16 products keep in registers
  *   BF16_EACH_ROWS(X)         X(1) X(2) ... X(BF16_ROWS)
  *   V_SUMS                    sums of q.k kept in registers
@@ -117,10 +118,11 @@ static void prepare_block(const float *x, float d, float inverse, struct kernel_
     to->d = d;
     to->sum = d * (float)sum;
     to->minus = -128 * sum;
+    to->minus8 = -8 * sum;
 }
 
-/* Computes the scales of sixteen blocks together. */
-static void prepare_int8(const float *x, uint32_t n, struct kernel_x *to)
+/* Computes the scales of sixteen blocks together. Blocks of *to are `apart` from one another. */
+static void prepare_int8(const float *x, uint32_t n, struct kernel_x *to, uint32_t apart)
 {
     for (uint32_t left = n / KERNEL_BLOCK, part; left; left -= part) {
         vf most[16];
@@ -133,7 +135,7 @@ static void prepare_int8(const float *x, uint32_t n, struct kernel_x *to)
         vf scales = v_div(v_maxs(most), v_set(127));
         v_store(d, scales);
         v_store(inverse, v_div(v_set(1), scales));
-        for (uint32_t b = 0; b < part; b++, x += KERNEL_BLOCK, to++)
+        for (uint32_t b = 0; b < part; b++, x += KERNEL_BLOCK, to += apart)
             prepare_block(x, d[b], inverse[b], to);
     }
 }
@@ -159,21 +161,32 @@ static float bf16_round(float x)
     return kernel_float(bits & 0xffff0000);
 }
 
+/* The rows that the pass of row r multiplies together. *ret_first: the first of them. */
+static uint32_t rows_of_pass(uint32_t m, uint32_t r, uint32_t *ret_first)
+{
+    uint32_t first = 0, left = (m + INT8_MAX_ROWS - 1) / INT8_MAX_ROWS, n;
+    while (n = kernel_pass_rows(m, first, left--), r >= first + n)
+        first += n;
+    *ret_first = first;
+    return n;
+}
+
 static void prepare(enum kernel_form form, const float *x, uint32_t n, uint32_t r, uint32_t m,
                     void *to, size_t to_bytes)
 {
-    (void)m;
-    void *row = (char *)to + r * to_bytes;
+    uint32_t first, apart = rows_of_pass(m, r, &first);
+    char *rows = (char *)to + first * to_bytes;
     if (form == KERNEL_FORM_INT8) {
-        prepare_int8(x, n, row);
+        prepare_int8(x, n, (struct kernel_x *)(void *)rows + (r - first), apart);
         return;
     }
     if (form == KERNEL_FORM_INT8_256) {
+        struct kernel_x256 *row = (struct kernel_x256 *)(void *)rows + (r - first);
         for (uint32_t i = 0; i < n / KERNEL_GROUP; i++)
-            prepare_256(x + i * KERNEL_GROUP, (struct kernel_x256 *)row + i);
+            prepare_256(x + i * KERNEL_GROUP, row + i * apart);
         return;
     }
-    float *y = row;
+    float *y = (float *)(void *)((char *)to + r * to_bytes);
     memcpy(y, x, n * sizeof(float));
     for (uint32_t i = n; i % 32; i++)
         y[i] = 0;

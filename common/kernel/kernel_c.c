@@ -12,6 +12,7 @@
 #define DOT_MAX_ROWS 16
 #define DOT_PART 256
 #define DOT_TILES 1
+#define INT8_MAX_ROWS 1 // not interleaved
 #define BF16_ROWS 1
 #define BF16_EACH_ROWS(X) X(1)
 #define V_SUMS 4

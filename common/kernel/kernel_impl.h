@@ -82,17 +82,18 @@ struct kernel_unpacked {
 void kernel_unpack(const struct kernel_layout *l, const uint8_t *tile, uint32_t b,
                    struct kernel_unpacked *u);
 
-/* Activations of a block of 32, x = d * q. A prepared int8 row is an array of these, so a row is
- * one stream of memory. With two arrays per row, eight rows would be more streams than the
- * prefetcher follows. */
+/* Activations of a block of 32, x = d * q. A prepared int8 row is an array of these. In the tiers
+ * of x86-64, the rows of a pass are interleaved: block b of all rows, then block b + 1. They begin
+ * where the first of them would begin alone. So a pass reads one stream of memory, and rows are a
+ * constant apart. */
 struct kernel_x {
     int8_t q[KERNEL_BLOCK];
     float d;
     float sum;     // d * (float)(sum of q)
-    int32_t minus; // -128 * sum of q
+    int32_t minus, minus8; // -128 and -8 times the sum of q
 } __attribute__((aligned(16)));
 
-/* Activations of a group of 256, for types of 256. */
+/* Activations of a group of 256, for types of 256; interleaved in the same way. */
 struct kernel_x256 {
     int8_t q[KERNEL_GROUP];
     int16_t half[16], sum[8]; // sums of q over each 16 and over each 32

@@ -10,18 +10,10 @@
  *   INT8_EACH_ROWS(X)       X(1) X(2) ... X(INT8_MAX_ROWS)
  *   INT8_TOGETHER(bits)     rows whose products alternate, for unpacked weights of `bits` bits. A
  *                           product has to wait for the previous product of its row
- *   INT8_Q_BYTES            bytes of a block of activations, as c_spread() writes and c_dots()
- *                           reads it */
+ *   INT8_SPREADS(bits)      true: c_spread() spreads the bytes of a block of activations to
+ *                           INT8_Q_BYTES, which c_dots() reads. Else it reads the prepared bytes */
 #pragma once
 #include "kernel/kernel_int8_unpack.h"
-
-/* Activations of a block of 32 for weights of one type. */
-struct int8_x {
-    uint8_t q[INT8_Q_BYTES];
-    float d, sum;    // types of 256: only d, the scale of the group
-    int32_t start;   // types of 32: start of the sum; cancels the offset of the weights
-    int16_t pair[2]; // types of 256: sums of q for the pair of scales with this number
-};
 
 /* Bits of an unpacked weight. */
 INLINE int int8_bits(const struct int8_type t)
@@ -35,32 +27,51 @@ INLINE int int8_log2(int n)
     return n == 8 ? 3 : n == 16 ? 4 : n == 32 ? 5 : 7;
 }
 
-/* Copies the next n_blocks of all rows to one place, which every tile reads. The addresses there
- * are a constant apart. */
-INLINE void int8_pack(const struct int8_type t, const uint8_t *x, size_t x_bytes, int n_blocks,
-                      struct int8_x (*to)[INT8_MAX_ROWS], const int n_rows)
+/* The activations of a pass for one group of weights. The rows are interleaved. */
+struct int8_x {
+    const struct kernel_x *of_32;     // types of 32
+    const struct kernel_x256 *of_256; // types of 256
+    /* Bytes of block i of row r, if the tier spreads them for c_dots(). */
+    uint8_t (*spread)[INT8_MAX_ROWS][INT8_Q_BYTES];
+};
+
+/* The bytes of block i as c_dots() reads them; those of the next row follow after
+ * int8_q_bytes(). */
+INLINE const uint8_t *int8_q(const struct int8_type t, const struct int8_x *x, int i,
+                             const int n_rows)
 {
-    for (int r = 0; r < n_rows; r++, x += x_bytes)
-        for (int i = 0; i < n_blocks; i++) {
-            const struct kernel_x *from = (const struct kernel_x *)x + i;
-            c_spread(from->q, int8_bits(t), to[i][r].q);
-            to[i][r].d = from->d;
-            to[i][r].sum = from->sum;
-            to[i][r].start = t.offset ? from->minus >> (7 - int8_log2(t.offset)) : 0;
-        }
+    const void *q = x->of_32[i * n_rows].q;
+    if (t.group == 8)
+        q = x->of_256->q + i * KERNEL_BLOCK;
+    if (INT8_SPREADS(int8_bits(t)))
+        q = x->spread[i][0];
+    __asm__("" : "+r"(q)); // one register: an operand with two takes two steps of the CPU
+    return q;
 }
 
-INLINE void int8_pack_group(const struct int8_type t, const uint8_t *x, size_t x_bytes,
-                            struct int8_x (*to)[INT8_MAX_ROWS], const int n_rows)
+INLINE size_t int8_q_bytes(const struct int8_type t)
 {
-    for (int r = 0; r < n_rows; r++, x += x_bytes) {
-        const struct kernel_x256 *from = (const struct kernel_x256 *)x;
-        for (int i = 0; i < 8; i++)
-            c_spread(from->q + i * KERNEL_BLOCK, int8_bits(t), to[i][r].q);
-        for (int i = 0; i < int8_n_pairs(t); i++)
-            memcpy(to[i][r].pair, (t.halves ? from->half : from->sum) + 2 * i, 4);
-        to[0][r].d = from->d;
-    }
+    return INT8_SPREADS(int8_bits(t)) ? INT8_Q_BYTES
+           : t.group == 8             ? sizeof(struct kernel_x256)
+                                      : sizeof(struct kernel_x);
+}
+
+/* Spreads the bytes of a group of all rows, for every tile. */
+INLINE void int8_spread(const struct int8_type t, const struct int8_x *x, int n_blocks,
+                        const int n_rows)
+{
+    if (!INT8_SPREADS(int8_bits(t)))
+        return;
+    for (int i = 0; i < n_blocks; i++)
+        for (int r = 0; r < n_rows; r++)
+            c_spread(t.group == 8 ? x->of_256[r].q + i * KERNEL_BLOCK : x->of_32[i * n_rows + r].q,
+                     x->spread[i][r]);
+}
+
+/* The sum of a row begins with it; it cancels the offset of the weights. */
+INLINE int32_t int8_start(const struct int8_type t, const struct kernel_x *x)
+{
+    return t.offset == 128 ? x->minus : t.offset == 16 ? 2 * x->minus8 : x->minus8;
 }
 
 /* Nothing if ahead is 0. */
@@ -100,6 +111,9 @@ INLINE void int8_block(const struct int8_type t, const uint8_t *group, int i, ui
                        const struct int8_x *x, cf (*acc)[C_PARTS], const int n_rows)
 {
     const int together = INT8_TOGETHER(int8_bits(t));
+    const size_t q_bytes = int8_q_bytes(t);
+    const uint8_t *q = int8_q(t, x, i, n_rows);
+    const struct kernel_x *rows = x->of_32 + i * n_rows;
     cb w[C_PARTS][8];
     cf d[C_PARTS], m[C_PARTS];
     int8_open(t, group, i, ahead, w);
@@ -113,14 +127,14 @@ INLINE void int8_block(const struct int8_type t, const uint8_t *group, int i, ui
         INT8_STAY(w);
         EACH (r, n)
             EACH (p, C_PARTS)
-                sums[r][p] = c_int(t.offset ? x[from + r].start : 0);
-        c_dots(sums, w, 0, 8, x[from].q, sizeof(*x), int8_bits(t), n);
+                sums[r][p] = c_int(t.offset ? int8_start(t, &rows[from + r]) : 0);
+        c_dots(sums, w, 0, 8, q + from * q_bytes, q_bytes, int8_bits(t), n);
         EACH (r, n)
             EACH (p, C_PARTS) {
                 cf *to = &acc[from + r][p];
-                *to = c_fma(c_float(sums[r][p]), c_mul(d[p], c_set(x[from + r].d)), *to);
+                *to = c_fma(c_float(sums[r][p]), c_mul(d[p], c_set(rows[from + r].d)), *to);
                 if (t.min)
-                    *to = c_fma(m[p], c_set(x[from + r].sum), *to);
+                    *to = c_fma(m[p], c_set(rows[from + r].sum), *to);
             }
     }
     INT8_READ_AGAIN();
@@ -128,7 +142,7 @@ INLINE void int8_block(const struct int8_type t, const uint8_t *group, int i, ui
 
 /* Adds the products of a group of types of 32, of which the tile has n_blocks blocks. */
 INLINE void int8_blocks(const struct int8_type t, const uint8_t *group, int n_blocks,
-                        uint32_t ahead, struct int8_x (*x)[INT8_MAX_ROWS], cf (*acc)[C_PARTS],
+                        uint32_t ahead, const struct int8_x *x, cf (*acc)[C_PARTS],
                         const int n_rows)
 {
     cf sums[INT8_MAX_ROWS][C_PARTS];
@@ -136,7 +150,7 @@ INLINE void int8_blocks(const struct int8_type t, const uint8_t *group, int n_bl
         EACH (p, C_PARTS)
             sums[r][p] = acc[r][p];
     for (int i = 0; i < n_blocks; i++)
-        int8_block(t, group, i, ahead, x[i], sums, n_rows);
+        int8_block(t, group, i, ahead, x, sums, n_rows);
     EACH (r, n_rows)
         EACH (p, C_PARTS)
             acc[r][p] = sums[r][p];
@@ -148,6 +162,8 @@ INLINE void int8_scaled_block(const struct int8_type t, const uint8_t *group, in
                               const int n_rows)
 {
     const int together = INT8_TOGETHER(int8_bits(t));
+    const size_t q_bytes = int8_q_bytes(t);
+    const uint8_t *q = int8_q(t, x, i, n_rows);
     cb w[C_PARTS][8];
     ci by[2][C_PARTS];
     int8_open(t, group, i, ahead, w);
@@ -159,19 +175,19 @@ INLINE void int8_scaled_block(const struct int8_type t, const uint8_t *group, in
     EACH (turn, (n_rows + together - 1) / together) {
         const int from = turn * together, n = MIN(together, n_rows - from);
         INT8_STAY(w);
-        c_scaled_dots(sums + from, w, 0, t.halves ? 4 : 8, x[from].q, sizeof(*x), int8_bits(t),
-                      by[0], n);
+        c_scaled_dots(sums + from, w, 0, t.halves ? 4 : 8, q + from * q_bytes, q_bytes,
+                      int8_bits(t), by[0], n);
         if (t.halves)
-            c_scaled_dots(sums + from, w, 4, 4, x[from].q, sizeof(*x), int8_bits(t), by[1], n);
+            c_scaled_dots(sums + from, w, 4, 4, q + from * q_bytes, q_bytes, int8_bits(t), by[1],
+                          n);
     }
     INT8_READ_AGAIN();
 }
 
 /* Adds the sums of a group to acc as floats. It first subtracts the part that the offset of the
  * weights added, and then adds the minima. */
-INLINE void int8_finish(const struct int8_type t, const uint8_t *group,
-                        struct int8_x (*x)[INT8_MAX_ROWS], ci (*sums)[C_PARTS], cf (*acc)[C_PARTS],
-                        const int n_rows)
+INLINE void int8_finish(const struct int8_type t, const uint8_t *group, const struct int8_x *x,
+                        ci (*sums)[C_PARTS], cf (*acc)[C_PARTS], const int n_rows)
 {
     EACH (p, C_PARTS) {
         const cf d = c_halfs(group + 2 * C_LANES * p);
@@ -181,10 +197,12 @@ INLINE void int8_finish(const struct int8_type t, const uint8_t *group,
             pairs[i] =
                 t.min ? int8_min_pair(group, i, C_LANES * p) : int8_pair(group, i, C_LANES * p);
         EACH (r, n_rows) {
-            const cf dx = c_set(x[0][r].d);
+            const struct kernel_x256 *row = x->of_256 + r;
+            const cf dx = c_set(row->d);
             ci more = c_int(0);
             EACH (i, int8_n_pairs(t))
-                more = c_dot_words(more, pairs[i], c_2_words(x[i][r].pair));
+                more = c_dot_words(more, pairs[i],
+                                   c_2_words((t.halves ? row->half : row->sum) + 2 * i));
             if (t.offset)
                 sums[r][p] = c_less(sums[r][p], more, int8_log2(t.offset));
             acc[r][p] = c_fma(c_float(sums[r][p]), c_mul(d, dx), acc[r][p]);
@@ -198,7 +216,7 @@ INLINE void int8_finish(const struct int8_type t, const uint8_t *group,
 /* Adds the products of a group of types of 256 for all rows. The weights still have their offset.
  * Sums stay below 127 * 256 * 63 * 128 (Q6_K; IQ4_XS: 241 * 32) < 2^28, so 32 bits hold them. */
 INLINE void int8_group(const struct int8_type t, const uint8_t *group, uint32_t ahead,
-                       struct int8_x (*x)[INT8_MAX_ROWS], cf (*acc)[C_PARTS], const int n_rows)
+                       const struct int8_x *x, cf (*acc)[C_PARTS], const int n_rows)
 {
     ci sums[INT8_MAX_ROWS][C_PARTS];
     EACH (r, n_rows)
@@ -206,7 +224,7 @@ INLINE void int8_group(const struct int8_type t, const uint8_t *group, uint32_t 
             sums[r][p] = c_int(0);
     for (int i = 0; i < 8; i += 2)
         EACH (odd, 2)
-            int8_scaled_block(t, group, i + odd, odd, ahead, x[i + odd], sums, n_rows);
+            int8_scaled_block(t, group, i + odd, odd, ahead, x, sums, n_rows);
     int8_finish(t, group, x, sums, acc, n_rows);
 }
 
@@ -214,13 +232,14 @@ INLINE void int8_group(const struct int8_type t, const uint8_t *group, uint32_t 
  * tile; n_cols columns from there on are computed. The tiles alternate after each group: a core
  * waits for few lines of memory at a time, but its prefetchers follow several streams. */
 INLINE void int8_tiles(const struct int8_type t, const struct kernel_mat *mat, const uint8_t *w,
-                       uint32_t apart, struct kernel_walk walk, const uint8_t *x, size_t x_bytes,
-                       float *y, size_t y_stride, uint32_t n_cols, const int n_rows)
+                       uint32_t apart, struct kernel_walk walk, const void *first_x, float *y,
+                       size_t y_stride, uint32_t n_cols, const int n_rows)
 {
     const int head = KERNEL_HEAD_BYTES(t.group, t.min, t.halves);
     const size_t group_bytes = int8_group_bytes(t);
     const size_t apart_bytes = apart * kernel_tile_bytes(kernel_layout(mat->type), mat->n_in);
-    struct int8_x packed[8][INT8_MAX_ROWS];
+    uint8_t spread[8][INT8_MAX_ROWS][INT8_Q_BYTES];
+    struct int8_x x = {first_x, first_x, spread};
     cf acc[KERNEL_STREAMS][INT8_MAX_ROWS][C_PARTS];
     for (uint32_t s = 0; s < walk.n_streams; s++)
         EACH (r, n_rows)
@@ -228,20 +247,18 @@ INLINE void int8_tiles(const struct int8_type t, const struct kernel_mat *mat, c
                 acc[s][r][p] = c_set(0);
     for (int left = (int)(mat->n_in / KERNEL_BLOCK); left > 0; left -= t.group) {
         const int n_blocks = MIN(t.group, left);
-        if (t.group == 8)
-            int8_pack_group(t, x, x_bytes, packed, n_rows);
-        else
-            int8_pack(t, x, x_bytes, n_blocks, packed, n_rows);
+        int8_spread(t, &x, n_blocks, n_rows);
         for (uint32_t s = 0; s < walk.n_streams; s++) {
             const uint8_t *group = w + s * apart_bytes;
             int8_prefetch(group, head, walk.ahead);
             if (t.group == 8)
-                int8_group(t, group, walk.ahead, packed, acc[s], n_rows);
+                int8_group(t, group, walk.ahead, &x, acc[s], n_rows);
             else
-                int8_blocks(t, group, n_blocks, walk.ahead, packed, acc[s], n_rows);
+                int8_blocks(t, group, n_blocks, walk.ahead, &x, acc[s], n_rows);
         }
         w += group_bytes;
-        x += t.group == 8 ? sizeof(struct kernel_x256) : t.group * sizeof(struct kernel_x);
+        x.of_32 += t.group * n_rows;
+        x.of_256 += n_rows;
     }
     for (uint32_t s = 0; s < walk.n_streams; s++)
         EACH (p, C_PARTS) {
@@ -254,20 +271,20 @@ INLINE void int8_tiles(const struct int8_type t, const struct kernel_mat *mat, c
 
 /* Multiplies n_rows rows by columns [from, to). */
 INLINE void int8_columns(const struct int8_type t, const struct kernel_mat *w,
-                         struct kernel_walk walk, const uint8_t *x, size_t x_bytes, float *y,
-                         size_t y_stride, uint32_t from, uint32_t to, const int n_rows)
+                         struct kernel_walk walk, const void *x, float *y, size_t y_stride,
+                         uint32_t from, uint32_t to, const int n_rows)
 {
     const size_t tile_bytes = kernel_tile_bytes(kernel_layout(w->type), w->n_in);
     const uint8_t *tile = (const uint8_t *)w->data + from / KERNEL_TILE * tile_bytes;
     const uint32_t n_tiles = (to - from + KERNEL_TILE - 1) / KERNEL_TILE;
     const uint32_t n_each = n_tiles / walk.n_streams, done = n_each * walk.n_streams;
     for (uint32_t i = 0; i < n_each; i++)
-        int8_tiles(t, w, tile + i * tile_bytes, n_each, walk, x, x_bytes,
-                   y + from + i * KERNEL_TILE, y_stride, to - from - i * KERNEL_TILE, n_rows);
+        int8_tiles(t, w, tile + i * tile_bytes, n_each, walk, x, y + from + i * KERNEL_TILE,
+                   y_stride, to - from - i * KERNEL_TILE, n_rows);
     walk.n_streams = (uint8_t)(n_tiles - done);
     if (walk.n_streams)
-        int8_tiles(t, w, tile + done * tile_bytes, 1, walk, x, x_bytes,
-                   y + from + done * KERNEL_TILE, y_stride, to - from - done * KERNEL_TILE, n_rows);
+        int8_tiles(t, w, tile + done * tile_bytes, 1, walk, x, y + from + done * KERNEL_TILE,
+                   y_stride, to - from - done * KERNEL_TILE, n_rows);
 }
 
 INLINE void int8_matmul(const struct int8_type t, const struct kernel_mat *w, const uint8_t *x,
@@ -285,7 +302,7 @@ INLINE void int8_matmul(const struct int8_type t, const struct kernel_mat *w, co
             switch (n = kernel_pass_rows(m, r, left)) {
 #define ROWS(n)                                                                                    \
     case n:                                                                                        \
-        int8_columns(t, w, walk, xr, x_bytes, y + r * y_stride, y_stride, c, end, n);              \
+        int8_columns(t, w, walk, xr, y + r * y_stride, y_stride, c, end, n);                       \
         break;
                 INT8_EACH_ROWS(ROWS)
 #undef ROWS
