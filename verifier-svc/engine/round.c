@@ -44,7 +44,7 @@ bool round_is_shared(const struct engine *e)
     const struct seq *first = NULL;
     for (uint32_t i = 0; i < e->running.n; i++) {
         const struct seq *s = e->running.v[i];
-        if (!seq_todo(s))
+        if (!seq_todo(s) && !seq_waits(s))
             continue;
         if (first && s->req->place.flow != first->req->place.flow)
             return true;

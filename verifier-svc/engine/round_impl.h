@@ -24,11 +24,13 @@ struct control_item round_item(struct seq *s, uint32_t n);
 /* The coming pass without any drafts. Prompts are assumed to get as many rows as in the last
  * pass. */
 struct control_round round_without_drafts(const struct engine *e);
-/* Whether the sequences that have rows to run belong to several flows. */
+/* Whether the sequences that have rows to run, or wait for a draft, belong to several flows. */
 bool round_is_shared(const struct engine *e);
 
 /* ---- round_plan.c ---- */
 
+/* The rows that a sequence wants of the pass; none is granted yet. */
+struct sched_grant round_wanted(const struct seq *s);
 /* Chooses the sequences of the pass with their rows and drafts, takes KV blocks for them and packs
  * the rows. Sequences without blocks are preempted. False: there is nothing to run. */
 bool round_plan(struct engine *e);

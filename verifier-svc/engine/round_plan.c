@@ -26,16 +26,20 @@ static void cut_drafts(struct engine *e)
         e->item_seqs[i]->draft->n = e->items[i].nodes;
 }
 
+struct sched_grant round_wanted(const struct seq *s)
+{
+    const uint32_t todo = seq_todo(s);
+    return (struct sched_grant){.todo = todo,
+                                .draft = todo == 1 && round_is_decoding(s) ? seq_n_draft(s) : 0,
+                                .own_draft = s->proposer == SEQ_NO_PROPOSER || s->req->fixed,
+                                .waits = seq_waits(s)};
+}
+
 static void grant_rows(struct engine *e)
 {
     cut_drafts(e);
-    for (uint32_t i = 0; i < e->running.n; i++) {
-        struct seq *s = e->running.v[i];
-        struct sched_grant *grant = &e->grants[i];
-        *grant = (struct sched_grant){.todo = seq_todo(s)};
-        if (grant->todo == 1 && round_is_decoding(s))
-            grant->draft = seq_n_draft(s);
-    }
+    for (uint32_t i = 0; i < e->running.n; i++)
+        e->grants[i] = round_wanted(e->running.v[i]);
     sched_grant_rows(&e->sched, e->grants, e->running.n, round_is_shared(e));
 }
 

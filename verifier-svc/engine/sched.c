@@ -90,14 +90,16 @@ static uint32_t grant_decoding(const struct sched *s, struct sched_grant *v, uin
     return used;
 }
 
-/* Draft rows: one per sequence and turn, so that no draft starves. */
-static uint32_t grant_drafts(struct sched_grant *v, uint32_t n, uint32_t budget)
+/* Draft rows: one per sequence and turn, so that no draft starves. own: also clients' own
+ * drafts. */
+static uint32_t grant_drafts(struct sched_grant *v, uint32_t n, uint32_t budget, bool own)
 {
     uint32_t used = 0;
     for (bool more = true; more && used < budget;) {
         more = false;
         for (uint32_t i = 0; i < n && used < budget; i++) {
-            if (v[i].rows != 1 || v[i].todo != 1 || v[i].draft_rows == v[i].draft)
+            if (v[i].rows != 1 || v[i].todo != 1 || v[i].draft_rows == v[i].draft ||
+                (v[i].own_draft && !own))
                 continue;
             v[i].draft_rows++;
             used++;
@@ -128,25 +130,56 @@ uint32_t sched_draft_rows(const struct sched *s, const struct sched_load *l)
     return min_u32(for_drafts, logits_left);
 }
 
-uint32_t sched_grant_rows(const struct sched *s, struct sched_grant *v, uint32_t n, bool shared)
+/* Granted rows that are extra. */
+static uint32_t extra_rows(const struct sched_grant *v, uint32_t n)
+{
+    uint32_t extra = 0;
+    for (uint32_t i = 0; i < n; i++)
+        extra += v[i].todo > 1 ? v[i].rows : v[i].own_draft ? v[i].draft_rows : 0;
+    return extra;
+}
+
+/* Rows for prompts beside `used` other rows. */
+static uint32_t prompt_rows(const struct sched *s, uint32_t used, uint32_t n_decoding)
+{
+    uint32_t in_time = rows_in_time(s, n_decoding);
+    uint32_t rows = in_time > used ? in_time - used : 0;
+    return min_u32(max_u32(rows, SCHED_MIN_CHUNK), s->limits.max_rows - used);
+}
+
+uint32_t sched_grant_rows(struct sched *s, struct sched_grant *v, uint32_t n, bool shared)
 {
     struct sched_load l = {.n = n, .n_decoding = grant_decoding(s, v, n), .shared = shared};
-    for (uint32_t i = 0; i < n; i++)
+    uint32_t n_waiting = 0;
+    for (uint32_t i = 0; i < n; i++) {
         l.n_prompts += v[i].todo > 1;
+        n_waiting += v[i].waits;
+    }
+    const bool counts = shared && l.n_decoding + n_waiting, owes = counts && s->owed_us > 0;
+    uint32_t used = l.n_decoding + grant_drafts(v, n, sched_draft_rows(s, &l), !owes);
+    if (l.n_prompts && !owes)
+        used += grant_prompts(s, v, n, prompt_rows(s, used, l.n_decoding + n_waiting));
+    else if (l.n_prompts && !used) // all that decode wait for their drafts
+        used += grant_prompts(s, v, n, min_u32(SCHED_MIN_CHUNK, s->limits.max_rows));
+    const uint32_t extra = counts ? extra_rows(v, n) : 0;
+    s->has_extra = extra > 0;
+    s->n_plain = owes ? used : used - extra; // nothing is owed for what fills a gap
+    return used;
+}
 
-    uint32_t used = l.n_decoding + grant_drafts(v, n, sched_draft_rows(s, &l));
-    if (!l.n_prompts)
-        return used;
-
-    uint32_t in_time = rows_in_time(s, l.n_decoding);
-    uint32_t prompt_rows = in_time > used ? in_time - used : 0;
-    if (prompt_rows < SCHED_MIN_CHUNK)
-        prompt_rows = SCHED_MIN_CHUNK;
-    return used + grant_prompts(s, v, n, min_u32(prompt_rows, s->limits.max_rows - used));
+/* Extra rows took the time that a pass of the other rows would not have taken. */
+static void count_extra(struct sched *s, double us)
+{
+    double extra_us = -us;
+    if (s->has_extra)
+        extra_us = us - (s->n_plain ? row_us_at(s, size_of(s->n_plain)) * s->n_plain : 0);
+    s->owed_us += extra_us > -s->owed_us ? extra_us : -s->owed_us;
+    s->has_extra = false;
 }
 
 void sched_pass_done(struct sched *s, uint32_t n_rows, int64_t us)
 {
+    count_extra(s, (double)us);
     double now_us = (double)us / n_rows, *row_us = &s->row_us[size_of(n_rows)];
     if (*row_us <= 0)
         *row_us = now_us;

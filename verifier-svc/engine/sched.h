@@ -8,6 +8,11 @@
  * remaining time and rows (chunked prefill), so a long prompt never stops the others. Nor do the
  * drafts of one flow stop another flow.
  *
+ * Extra rows are those of prompts, and of drafts whose length a client has chosen. While several
+ * flows share the passes and one decodes, extra rows take at most half of the time. After a pass
+ * with extra rows come passes without them, until these have taken as long as the extra rows. Only
+ * while all that decode wait for their drafts, a prompt gets a few rows.
+ *
  * Threads: the engine's. Time is an argument. */
 #pragma once
 #include <stdbool.h>
@@ -29,6 +34,9 @@ struct sched_limits {
 struct sched {
     struct sched_limits limits;
     double row_us[SCHED_SIZES]; // time per row in recent passes of that size; 0: unknown
+    double owed_us;             // time of extra rows that passes without them have not taken yet
+    bool has_extra;             // the pass that runs is shared and has extra rows
+    uint32_t n_plain;           // its other rows
 };
 
 void sched_init(struct sched *s, const struct sched_limits *limits);
@@ -57,6 +65,8 @@ uint32_t sched_admit(const struct sched_wait *waiting, uint32_t n, uint32_t free
 struct sched_grant {
     uint32_t todo;       // rows until its next token; 1: it decodes; 0: none this time
     uint32_t draft;      // draft rows wanted; only with todo 1
+    bool own_draft;      // the client has chosen the draft's length: the draft's rows are extra
+    bool waits;          // it decodes, but waits some milliseconds for its draft; todo is 0
     uint32_t rows;       // granted of todo
     uint32_t draft_rows; // granted of draft
 };
@@ -72,6 +82,6 @@ struct sched_load {
 /* The most draft rows in a pass. Drafts do not make a shared pass longer than prompts could. */
 uint32_t sched_draft_rows(const struct sched *s, const struct sched_load *l);
 /* Fills rows and draft_rows; returns their sum. shared: as above. */
-uint32_t sched_grant_rows(const struct sched *s, struct sched_grant *v, uint32_t n, bool shared);
-/* Records that a pass of n_rows took `us`. */
+uint32_t sched_grant_rows(struct sched *s, struct sched_grant *v, uint32_t n, bool shared);
+/* Records that the pass of the last grant, of n_rows, took `us`. */
 void sched_pass_done(struct sched *s, uint32_t n_rows, int64_t us);

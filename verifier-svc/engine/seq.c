@@ -125,6 +125,12 @@ uint32_t seq_todo(const struct seq *s)
     return todo - last_waits;
 }
 
+bool seq_waits(const struct seq *s)
+{
+    return s->state == SEQ_RUNNING && !s->req->verify && s->held_until_us &&
+           !atomic_load_explicit(&s->req->paused, memory_order_relaxed) && s->n - s->kv.len == 1;
+}
+
 uint32_t seq_blocks(const struct seq *s)
 {
     return (s->n + 1 + KV_BLOCK - 1) / KV_BLOCK;

@@ -102,6 +102,8 @@ DEFINE_AUTO(struct seq, seq_free)
 
 /* Rows until the next token can be drawn: 1 while decoding, 0 while the sequence has to wait. */
 uint32_t seq_todo(const struct seq *s);
+/* True: its next pass waits for a proposer's draft. */
+bool seq_waits(const struct seq *s);
 /* KV blocks that the sequence needs to start, or to start again, its next row included. */
 uint32_t seq_blocks(const struct seq *s);
 /* All its tokens, also before seq_open(). */

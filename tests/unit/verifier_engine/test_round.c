@@ -381,6 +381,54 @@ static void a_round_is_shared_by_flows_that_have_rows(void **state)
     assert_int_equal(round_without_drafts(&engine).draft_rows, 90 - 3);
 }
 
+static void a_round_is_shared_with_sequences_that_wait_for_drafts(void **state)
+{
+    (void)state;
+    struct request other = {.place.flow = 2};
+    struct seq theirs = {.id = 7, .req = &other, .state = SEQ_RUNNING, .n = 20, .kv.len = 19};
+    seq.kv.len = 9;
+    seq_list_add(&engine.running, &theirs);
+    theirs.held_until_us = 1000;
+    assert_true(seq_todo(&theirs) == 0 && seq_waits(&theirs) && round_is_shared(&engine));
+    atomic_store(&other.paused, true);
+    assert_false(seq_waits(&theirs) || round_is_shared(&engine));
+    atomic_store(&other.paused, false);
+    other.verify = true; // it waits for its client, which may take long
+    assert_false(seq_waits(&theirs) || round_is_shared(&engine));
+    other.verify = false;
+    theirs.kv.len = 5; // its prompt runs
+    assert_false(seq_waits(&theirs));
+    theirs.state = SEQ_BRANCH;
+    theirs.kv.len = 19;
+    assert_false(seq_waits(&theirs));
+}
+
+static void drafts_of_a_length_that_the_client_chose_are_its_own(void **state)
+{
+    (void)state;
+    static const uint32_t two[] = {1, 2};
+    struct request fixed = {.fixed = true, .k_max = 2}, plain = {.k_max = 2};
+    seq.kv.len = 9;
+    seq.req = &plain;
+    seq.draft = draft_of(2, two, NULL);
+    seq.proposer = 0;
+    struct sched_grant g = round_wanted(&seq);
+    assert_true(g.todo == 1 && g.draft == 2 && !g.own_draft && !g.waits && !g.rows);
+    seq.proposer = SEQ_NO_PROPOSER;
+    assert_true(round_wanted(&seq).own_draft);
+    seq.proposer = 0;
+    seq.req = &fixed;
+    assert_true(round_wanted(&seq).own_draft);
+    seq.kv.len = 5;
+    g = round_wanted(&seq);
+    assert_true(g.todo == 4 && g.draft == 0);
+    draft_free(TAKE(seq.draft));
+    seq.kv.len = 9;
+    seq.held_until_us = 1000;
+    g = round_wanted(&seq);
+    assert_true(g.todo == 0 && g.waits);
+}
+
 static void a_sequence_decodes_one_row_before_its_next_token(void **state)
 {
     (void)state;
@@ -515,6 +563,8 @@ int main(void)
         TEST(an_item_is_the_controllers_view_of_a_sequence),
         TEST(a_round_without_drafts_has_a_row_for_each_decoding_sequence),
         TEST(a_round_is_shared_by_flows_that_have_rows),
+        TEST(a_round_is_shared_with_sequences_that_wait_for_drafts),
+        TEST(drafts_of_a_length_that_the_client_chose_are_its_own),
         TEST(a_sequence_decodes_one_row_before_its_next_token),
         TEST(a_draft_may_continue_the_prompt),
         TEST(drafts_ahead_are_counted),

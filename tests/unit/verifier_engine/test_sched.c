@@ -246,7 +246,7 @@ static void passes_of_2_to_the_i_rows_begin_a_size(void **state)
 }
 
 /* Rows of a prompt of 5000 beside n decoding sequences. */
-static uint32_t prompt_beside(const struct sched *s, uint32_t n_decoding)
+static uint32_t prompt_beside(struct sched *s, uint32_t n_decoding)
 {
     struct sched_grant v[20];
     v[0] = (struct sched_grant){.todo = 5000};
@@ -353,6 +353,93 @@ static void drafts_keep_a_shared_pass_short(void **state)
 }
 
 /* More sequences than rows: the first ones decode. */
+/* Passes until extra rows are granted again. Each of them has `rows` rows and takes us. */
+static unsigned passes_without_extra(struct sched *s, struct sched_grant *v, uint32_t n,
+                                     uint32_t rows, int64_t us)
+{
+    unsigned n_passes = 0;
+    while (sched_grant_rows(s, v, n, true) == rows && n_passes < 1000) {
+        sched_pass_done(s, rows, us);
+        n_passes++;
+    }
+    return n_passes;
+}
+
+/* 1 ms a row: 2 rows decode, and 98 of the prompt take 98 ms. */
+static void prompts_take_half_of_the_time_of_other_flows(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    sched_pass_done(&s, 2, 2000);
+    sched_pass_done(&s, 100, 100000);
+    struct sched_grant v[] = {{.todo = 1}, {.todo = 2000}, {.todo = 1}};
+    for (unsigned turn = 0; turn < 3; turn++) {
+        assert_int_equal(sched_grant_rows(&s, v, 3, true), 100);
+        sched_pass_done(&s, 100, 100000);
+        assert_int_equal(passes_without_extra(&s, v, 3, 2, 2000), 98 / 2);
+        assert_true(v[1].rows > 0);
+    }
+    for (unsigned i = 0; i < 3; i++) { // one flow may do what it wants
+        assert_int_equal(sched_grant_rows(&s, v, 3, false), 100);
+        sched_pass_done(&s, 100, 100000);
+    }
+    assert_int_equal(sched_grant_rows(&s, v, 3, true), 100);
+}
+
+/* Nothing is owed to flows that do not decode. */
+static void prompts_share_passes_with_prompts(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    sched_pass_done(&s, 512, 51200);
+    struct sched_grant v[] = {{.todo = 2000}, {.todo = 2000}};
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(sched_grant_rows(&s, v, 2, true), 512);
+        sched_pass_done(&s, 512, 51200);
+    }
+    v[0].todo = 1;
+    assert_true(sched_grant_rows(&s, v, 2, true) > 1);
+}
+
+/* A sequence that waits for its draft decodes, too: a pass of a prompt alone is short then. */
+static void prompts_take_half_of_the_time_of_a_sequence_that_waits(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    sched_pass_done(&s, 1, 1000);
+    sched_pass_done(&s, 100, 100000);
+    sched_pass_done(&s, 16, 16000);
+    struct sched_grant v[] = {{.todo = 0, .waits = true}, {.todo = 2000}};
+    assert_int_equal(sched_grant_rows(&s, v, 2, false), 100); // not of half a second
+    sched_pass_done(&s, 100, 100000);
+    assert_int_equal(sched_grant_rows(&s, v, 2, true), 100);
+    sched_pass_done(&s, 100, 100000);
+    for (unsigned i = 0; i < 30; i++) { // the gaps are used, and change nothing
+        assert_int_equal(sched_grant_rows(&s, v, 2, true), SCHED_MIN_CHUNK);
+        sched_pass_done(&s, 16, 16000);
+    }
+    v[0] = (struct sched_grant){.todo = 1};
+    assert_int_equal(passes_without_extra(&s, v, 2, 1, 1000), 100);
+}
+
+static void drafts_of_clients_take_half_of_the_time_of_other_flows(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    sched_pass_done(&s, 2, 2000);
+    sched_pass_done(&s, 6, 6000);
+    sched_pass_done(&s, 66, 66000);
+    struct sched_grant v[] = {{.todo = 1, .draft = 4}, {.todo = 1, .draft = 64, .own_draft = true}};
+    assert_int_equal(sched_grant_rows(&s, v, 2, true), 70);
+    sched_pass_done(&s, 70, 70000);
+    assert_int_equal(passes_without_extra(&s, v, 2, 6, 6000), 11); // 64 ms of 6 ms each
+    assert_int_equal(v[1].draft_rows, 64);
+    sched_pass_done(&s, 70, 70000);
+    assert_int_equal(sched_grant_rows(&s, v, 2, true), 6);
+    assert_int_equal(v[0].draft_rows, 4); // the controller's draft continues
+    assert_int_equal(sched_grant_rows(&s, v, 2, false), 70);
+}
+
 static void the_rows_of_a_pass_are_a_limit(void **state)
 {
     (void)state;
@@ -405,6 +492,10 @@ int main(void)
         cmocka_unit_test(prompts_share_what_is_left_in_order),
         cmocka_unit_test(drafts_leave_a_quarter_of_the_rows_to_prompts),
         cmocka_unit_test(drafts_keep_a_shared_pass_short),
+        cmocka_unit_test(prompts_take_half_of_the_time_of_other_flows),
+        cmocka_unit_test(prompts_take_half_of_the_time_of_a_sequence_that_waits),
+        cmocka_unit_test(prompts_share_passes_with_prompts),
+        cmocka_unit_test(drafts_of_clients_take_half_of_the_time_of_other_flows),
         cmocka_unit_test(the_rows_of_a_pass_are_a_limit),
         cmocka_unit_test(a_request_that_never_waited_is_not_counted_as_passed),
     };
