@@ -89,7 +89,7 @@ void kernel_unpack(const struct kernel_layout *l, const uint8_t *tile, uint32_t 
 struct kernel_x {
     int8_t q[KERNEL_BLOCK];
     float d;
-    float sum;     // d * (float)(sum of q)
+    float sum;             // d * (float)(sum of q)
     int32_t minus, minus8; // -128 and -8 times the sum of q
 } __attribute__((aligned(16)));
 
