@@ -1,6 +1,5 @@
 /* result_file.c - see result_file.h. */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>

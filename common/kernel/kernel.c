@@ -93,7 +93,7 @@ static bool is_zen(void)
 #endif
 }
 
-/* Measured on a Xeon (Sapphire Rapids) and an EPYC (Zen 5); docs/benchmarks.md has the times. The
+/* Measured on a Xeon (Sapphire Rapids) and an EPYC (Zen 5); see docs/benchmarks.md, "kernels". The
  * prefetchers of the Xeon follow each tile slowly, but many tiles together. Those of the EPYC read
  * one tile at full speed. */
 struct kernel_walk kernel_usual_walk(enum kernel_type type, bool one_row)

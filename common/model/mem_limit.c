@@ -127,27 +127,56 @@ static bool is_other_service(const char *root, const char *pid)
     return strcmp(name, "verifier-svc\n") == 0 || strcmp(name, "proposer-svc\n") == 0;
 }
 
+/* Calls each() for every other service of this machine. */
+static void each_service(const char *root,
+                         void (*each)(void *arg, const char *root, const char *pid), void *arg)
+{
+    char path[256];
+    snprintf(path, sizeof(path), "%s/proc", root);
+    DIR *proc = opendir(path);
+    for (struct dirent *e; proc && (e = readdir(proc));)
+        if (is_other_service(root, e->d_name))
+            each(arg, root, e->d_name);
+    if (proc)
+        closedir(proc);
+}
+
+struct reserved {
+    char groups[512]; // of this process
+    size_t all, here; // here: in these groups
+};
+
+static void add_reserved(void *arg, const char *root, const char *pid)
+{
+    struct reserved *r = arg;
+    char theirs[512];
+    size_t bytes = untouched_bytes(root, pid) + mapped_bytes(root, pid);
+    read_text(root, pid, "cgroup", theirs);
+    r->all += bytes;
+    r->here += strcmp(theirs, r->groups) == 0 ? bytes : 0;
+}
+
+static void add_mapped(void *arg, const char *root, const char *pid)
+{
+    *(size_t *)arg += mapped_bytes(root, pid);
+}
+
+size_t mem_limit_mapped(const char *root)
+{
+    size_t bytes = 0;
+    each_service(root, add_mapped, &bytes);
+    return bytes;
+}
+
 /* Bytes that other services have reserved. ret_here: those in the control groups of this
  * process. */
 static size_t reserved_by_others(const char *root, size_t *ret_here)
 {
-    char path[256], groups[512], theirs[512];
-    size_t all = 0;
-    *ret_here = 0;
-    snprintf(path, sizeof(path), "%s/proc", root);
-    DIR *proc = opendir(path);
-    read_text(root, "self", "cgroup", groups);
-    for (struct dirent *e; proc && (e = readdir(proc));) {
-        if (!is_other_service(root, e->d_name))
-            continue;
-        size_t bytes = untouched_bytes(root, e->d_name) + mapped_bytes(root, e->d_name);
-        read_text(root, e->d_name, "cgroup", theirs);
-        all += bytes;
-        *ret_here += strcmp(theirs, groups) == 0 ? bytes : 0;
-    }
-    if (proc)
-        closedir(proc);
-    return all;
+    struct reserved r = {0};
+    read_text(root, "self", "cgroup", r.groups);
+    each_service(root, add_reserved, &r);
+    *ret_here = r.here;
+    return r.all;
 }
 
 size_t mem_limit_available(const char *root, size_t *ret_promised)

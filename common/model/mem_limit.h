@@ -13,3 +13,5 @@
  * share with this process. ret_promised: the sum.
  * root: "", or a folder with a test's proc and sys. */
 size_t mem_limit_available(const char *root, size_t *ret_promised);
+/* Bytes of files that other verifiers and proposers have mapped; part of *ret_promised. */
+size_t mem_limit_mapped(const char *root);

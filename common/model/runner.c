@@ -121,6 +121,15 @@ static int refuse(const struct runner *r, size_t available, size_t promised)
                 available_mib, others, advice);
 }
 
+/* Weights that another service has in memory already. Pages of the file that nobody maps do not
+ * count: Linux calls them available. */
+static size_t shared_weights(const struct runner *r)
+{
+    size_t cached = model_cached_bytes(r->model, r->opt.weights_cache);
+    size_t mapped = cached ? mem_limit_mapped("") : 0;
+    return cached < mapped ? cached : mapped;
+}
+
 /* Memory that the planned model and its sequences need, compared with the available memory. */
 static int measure_memory(struct runner *r)
 {
@@ -129,7 +138,7 @@ static int measure_memory(struct runner *r)
     r->max_logits = logits_rows(r);
     const struct kv_shape shape = kv_shape(r);
     choose_context(r);
-    m->weights = r->model->bytes - model_cached_bytes(r->model, r->opt.weights_cache);
+    m->weights = r->model->bytes - shared_weights(r);
     m->activations = activation_bytes(r);
     m->beside = BESIDE_BYTES + pool_threads(r->pool) * (size_t)BESIDE_THREAD_BYTES;
     if (r->opt.beside)

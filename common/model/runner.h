@@ -43,7 +43,8 @@ struct runner_options {
 
 /* Bytes. Memory that the caller holds by then, such as the tokenizer, is not counted. */
 struct runner_memory {
-    size_t weights, activations;
+    size_t weights; // without those that another service has mapped
+    size_t activations;
     size_t kv;     // the pool and its index
     size_t beside; // pages read ahead while packing, distributions, requests
 };

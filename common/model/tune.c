@@ -18,7 +18,8 @@
 #define MAX_PIECES 256
 #define MARGIN 0.97 // another walk than the usual one must take less than this part of its time
 
-/* Each is the fastest for some type and rows on a CPU that was measured (docs/benchmarks.md). */
+/* Each is the fastest for some type and rows on a CPU that was measured: docs/benchmarks.md,
+ * "kernels". */
 static const struct kernel_walk candidates[] = {{8, 2048}, {4, 2048}, {1, 2048}};
 #define N_CANDIDATES ARRAY_LEN(candidates)
 
@@ -123,6 +124,7 @@ static void prepare(struct tuner *t, const struct tune_choice *c)
         k->prepare(form, t->x + (size_t)r * c->n_in, c->n_in, r, t->n_rows, t->act, t->act_bytes);
 }
 
+/* The barriers keep two threads from the same columns of y. */
 static void multiply(void *arg, unsigned i, unsigned n)
 {
     const struct tuner *t = arg;
@@ -138,6 +140,7 @@ static void multiply(void *arg, unsigned i, unsigned n)
         if (from < to)
             t->m->kernel->matmul(&w, t->act, t->act_bytes, t->n_rows, t->y, w.n_out, from,
                                  to < w.n_out ? to : w.n_out);
+        pool_barrier(t->pool);
     }
 }
 
@@ -258,12 +261,18 @@ struct saved {
     } of[TUNE_MAX];
 };
 
+uint64_t tune_machine(const struct kernel *k, const struct pool *pool)
+{
+    uint64_t key = rng_splitmix64(cores_model_digest("") ^ pool_threads(pool));
+    for (const char *c = k->name; *c; c++)
+        key = rng_splitmix64(key ^ (unsigned char)*c);
+    return key;
+}
+
 /* Of all that decides which walk is fastest. */
 static uint64_t saved_key(const struct tuner *t)
 {
-    uint64_t key = rng_splitmix64(cores_model_digest("") ^ pool_threads(t->pool));
-    for (const char *c = t->m->kernel->name; *c; c++)
-        key = rng_splitmix64(key ^ (unsigned char)*c);
+    uint64_t key = tune_machine(t->m->kernel, t->pool);
     for (uint32_t c = 0; c < N_CANDIDATES; c++)
         key = rng_splitmix64(key ^ candidates[c].n_streams ^ (uint64_t)candidates[c].ahead << 8);
     for (uint32_t i = 0; i < t->n_shapes; i++) {

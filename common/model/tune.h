@@ -33,3 +33,5 @@ struct tune {
  * folder: for the choice; NULL or empty: none.
  * -ENOMEM; -EINVAL: TANDEM_TUNE has another value than on or off. */
 int tune_model(struct model *m, struct pool *pool, const char *folder, struct tune *ret);
+/* Digest of what every measured time depends on: CPU, kernels and threads. */
+uint64_t tune_machine(const struct kernel *k, const struct pool *pool);

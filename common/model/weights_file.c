@@ -101,7 +101,8 @@ static struct header header_of(const struct weights_file_key *key, uint64_t mode
 /* A damaged file would stay in the way of a new one. */
 static int discard(const struct weights_file *f)
 {
-    unlink(f->path);
+    if (unlink(f->path) < 0 && errno != ENOENT)
+        return fail(-errno, "%s is damaged and cannot be deleted: %m", f->path);
     return fail(-ENOENT, "%s was damaged", f->path);
 }
 
@@ -176,23 +177,30 @@ size_t weights_file_resident(const char *folder, const struct weights_file_key *
 
 /* ---- a new file ---- */
 
-/* False: another process writes this file, or has just finished it. */
+/* False: another process has finished or deleted the file between our open() and our lock. */
 static bool is_ours(const struct weights_file *f)
 {
     struct stat now, locked;
-    return flock(f->fd, LOCK_EX | LOCK_NB) == 0 && access(f->path, F_OK) < 0 &&
-           fstat(f->fd, &locked) == 0 && stat(f->new_path, &now) == 0 &&
-           now.st_ino == locked.st_ino && now.st_dev == locked.st_dev;
+    return access(f->path, F_OK) < 0 && fstat(f->fd, &locked) == 0 &&
+           stat(f->new_path, &now) == 0 && now.st_ino == locked.st_ino &&
+           now.st_dev == locked.st_dev;
+}
+
+static int lock(struct weights_file *f)
+{
+    int err = flock(f->fd, LOCK_EX | LOCK_NB) < 0 ? errno : 0;
+    if (!err && is_ours(f))
+        return 0;
+    *f->new_path = 0; // nothing to delete
+    errno = err;
+    return err && err != EWOULDBLOCK ? fail(-err, "cannot lock %s.new: %m", f->path)
+                                     : fail(-EBUSY, "another process writes %s", f->path);
 }
 
 /* Reserves the file's space, because a write to a mapping would end the process if the disk is
  * full. */
 static int reserve(struct weights_file *f)
 {
-    if (!is_ours(f)) {
-        *f->new_path = 0; // nothing to delete
-        return fail(-EBUSY, "another process writes %s", f->path);
-    }
     int err =
         ftruncate(f->fd, 0) < 0 ? errno : posix_fallocate(f->fd, 0, (off_t)file_bytes(&f->key));
     if (err) {
@@ -218,7 +226,9 @@ int weights_file_new(const char *folder, const struct weights_file_key *key,
     f->fd = open(f->new_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (f->fd < 0)
         return fail(-errno, "cannot write %s: %m", f->new_path);
-    err = reserve(f);
+    err = lock(f);
+    if (!err)
+        err = reserve(f);
     if (!err)
         err = map_file(f, PROT_READ | PROT_WRITE);
     if (!err)
@@ -230,12 +240,15 @@ int weights_file_finish(struct weights_file *f, struct pool *pool, uint64_t dige
 {
     const struct header h = header_of(&f->key, digest, weights_sum(f, pool));
     memcpy(f->at, &h, sizeof(h));
+    int err = 0;
     if (mprotect(f->at, file_bytes(&f->key), PROT_READ) < 0)
-        return fail(-errno, "cannot protect %s: %m", f->path);
-    if (rename(f->new_path, f->path) < 0)
-        return fail(-errno, "cannot rename %s: %m", f->new_path);
+        err = fail(-errno, "cannot protect %s: %m", f->path);
+    else if (rename(f->new_path, f->path) < 0)
+        err = fail(-errno, "cannot rename %s: %m", f->new_path);
+    if (err)
+        unlink(f->new_path); // else others would wait for it as long as this process lives
     *f->new_path = 0;
-    return 0;
+    return err;
 }
 
 void weights_file_free(struct weights_file *f)

@@ -34,7 +34,8 @@ int weights_file_open(const char *folder, const struct weights_file_key *key, st
 /* A new file with writable weights. -EBUSY: another process is writing it. -ENOSPC ... */
 int weights_file_new(const char *folder, const struct weights_file_key *key,
                      struct weights_file **ret);
-/* The weights of a new file are complete and become read-only. digest: of the model. */
+/* The weights of a new file are complete and become read-only. digest: of the model. After an error
+ * the weights stay usable, and no file is left. */
 int weights_file_finish(struct weights_file *f, struct pool *pool, uint64_t digest);
 void *weights_file_data(const struct weights_file *f);
 /* Unmaps the weights; deletes a new file that was not finished. */

@@ -2,7 +2,6 @@
 #include <errno.h>
 #include <string.h>
 #include "base/clock.h"
-#include "base/cores.h"
 #include "base/err.h"
 #include "base/log.h"
 #include "base/minmax.h"
@@ -95,11 +94,9 @@ static int measure(struct runner *r, struct pass_time_measured *m)
 /* Of all that decides the times. */
 static uint64_t saved_key(const struct runner *r)
 {
-    uint64_t key = rng_splitmix64(cores_model_digest("") ^ pool_threads(r->pool));
+    uint64_t key = tune_machine(r->kernel, r->pool);
     const uint64_t more[] = {r->model->digest, r->opt.kv_type, r->opt.blas, r->max_logits,
                              r->context};
-    for (const char *c = r->kernel->name; *c; c++)
-        key = rng_splitmix64(key ^ (unsigned char)*c);
     for (size_t i = 0; i < ARRAY_LEN(more); i++)
         key = rng_splitmix64(key ^ more[i]);
     return key;

@@ -103,6 +103,7 @@ static void what_other_services_will_take_is_not_available(void **state)
         fake_root_put(root, files[i].path, files[i].text);
     assert_int_equal(mem_limit_available(root, &promised), 1498 * MIB);
     assert_int_equal(promised, 550 * MIB);
+    assert_int_equal(mem_limit_mapped(root), 50 * MIB);
     for (unsigned i = ARRAY_LEN(files) - 2; i < ARRAY_LEN(files); i++)
         fake_root_put(root, files[i].path, files[i].text);
     assert_int_equal(mem_limit_available(root, &promised), 574 * MIB); // of the group

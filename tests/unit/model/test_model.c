@@ -4,10 +4,12 @@
 #include "base/rng.h"
 #include "lib/lib.h"
 #include "lib/models/tiny.h"
+#include "lib/rigs/folder.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -591,21 +593,14 @@ static void must_have_equal_weights(const struct model *a, const struct model *b
                             a->params.n_embd * sizeof(float));
 }
 
-static void remove_files(const char *folder)
-{
-    char command[200];
-    snprintf(command, sizeof(command), "rm -rf %s", folder);
-    assert_int_equal(system(command), 0);
-}
-
 /* The last load but one does not read the file's weights. They are changed then, but the size and
  * the time of the file are as before. */
 static void a_cache_has_the_packed_weights_of_a_file(void **state)
 {
     (void)state;
-    char folder[] = "/tmp/tandem-model-XXXXXX", path[100];
+    char folder[FOLDER_PATH], path[100];
     struct file f = file_of("llama");
-    assert_non_null(mkdtemp(folder));
+    folder_make(folder);
     snprintf(path, sizeof(path), "%s/model.gguf", folder);
     write_model(path, f);
     struct model *none = load_with(path, NULL), *first = load_with(path, folder);
@@ -623,14 +618,14 @@ static void a_cache_has_the_packed_weights_of_a_file(void **state)
     model_free(none);
     model_free(first);
     model_free(mapped);
-    remove_files(folder);
+    folder_remove(folder);
     free(f.data);
 }
 
 static void each_type_has_its_packed_weights(void **state)
 {
     (void)state;
-    char folder[] = "/tmp/tandem-model-XXXXXX", path[100];
+    char folder[FOLDER_PATH], path[100];
     static const int types[] = {MODEL_AS_FILE, KERNEL_Q4_0, MODEL_AS_FILE, KERNEL_Q4_0};
     const struct tiny t = {
         .arch = "llama", .type = KERNEL_Q8_0, .head_type = KERNEL_Q8_0, .n_layers = 2};
@@ -638,7 +633,7 @@ static void each_type_has_its_packed_weights(void **state)
     f.data = tiny_write(&t, &f.len);
     uint64_t digests[ARRAY_LEN(types)];
     enum kernel_type packed[ARRAY_LEN(types)];
-    assert_non_null(mkdtemp(folder));
+    folder_make(folder);
     snprintf(path, sizeof(path), "%s/model.gguf", folder);
     write_model(path, f);
     for (unsigned i = 0; i < ARRAY_LEN(types); i++) {
@@ -655,7 +650,7 @@ static void each_type_has_its_packed_weights(void **state)
     assert_true(packed[0] == packed[2] && packed[1] == KERNEL_Q4_0 && packed[3] == KERNEL_Q4_0);
     assert_true(packed[0] != KERNEL_Q4_0);
     assert_true(digests[0] == digests[2] && digests[1] == digests[3]);
-    remove_files(folder);
+    folder_remove(folder);
     free(f.data);
 }
 
@@ -663,7 +658,8 @@ static void each_type_has_its_packed_weights(void **state)
 struct second_load {
     const char *path, *folder;
     bool cancelled, started;
-    float done; // the most of its progress
+    float done;  // the most of its progress
+    sem_t waits; // posted at each step of its progress
     pthread_t thread;
     struct pool *pool;
     struct model *model;
@@ -674,6 +670,7 @@ static bool second_goes_on(void *arg, float done)
 {
     struct second_load *s = arg;
     s->done = done > s->done ? done : s->done;
+    sem_post(&s->waits);
     return !s->cancelled;
 }
 
@@ -702,20 +699,21 @@ static bool start_second(void *arg, float done)
     if (s->cancelled)
         pthread_join(s->thread, NULL);
     else
-        usleep(50000);
+        sem_wait(&s->waits);
     return true;
 }
 
 static void check_two_loads(bool cancel)
 {
-    char folder[] = "/tmp/tandem-model-XXXXXX", path[100];
+    char folder[FOLDER_PATH], path[100];
     struct second_load second = {.path = path, .folder = folder, .cancelled = cancel};
     AUTO(checkpoint_close) struct checkpoint *c = NULL;
     AUTO(model_free) struct model *first = NULL;
     struct file f = file_of("llama");
-    assert_non_null(mkdtemp(folder));
+    folder_make(folder);
     snprintf(path, sizeof(path), "%s/model.gguf", folder);
     write_model(path, f);
+    assert_int_equal(sem_init(&second.waits, 0, 0), 0);
     assert_int_equal(pool_new(1, false, &second.pool), 0);
     assert_int_equal(checkpoint_open(path, &c), 0);
     assert_int_equal(model_plan(c, MODEL_AS_FILE, &first), 0);
@@ -734,7 +732,7 @@ static void check_two_loads(bool cancel)
     assert_true(second.done == 0); // it packed nothing
     model_free(second.model);
     pool_free(second.pool);
-    remove_files(folder);
+    folder_remove(folder);
     free(f.data);
 }
 

@@ -1,6 +1,5 @@
 /* test_tune.c - which walks a model's matrices get. The kernel here has walks of known speed: a
  * product takes some microseconds more with each walk but one. */
-#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +10,7 @@
 #include "file/result_file.h"
 #include "lib/lib.h"
 #include "lib/models/weights.h"
+#include "lib/rigs/folder.h"
 #include "model/tune.h"
 
 #define MAX_MATS 80
@@ -211,21 +211,6 @@ static void large_matrices_are_timed_in_parts(void **state)
 
 /* ---- the choice in a folder ---- */
 
-/* One file, whose path is written to `path`. */
-static unsigned files_in(const char *folder, char path[300])
-{
-    unsigned n = 0;
-    DIR *d = opendir(folder);
-    assert_non_null(d);
-    for (struct dirent *e; (e = readdir(d));)
-        if (*e->d_name != '.') {
-            snprintf(path, 300, "%s/%s", folder, e->d_name);
-            n++;
-        }
-    closedir(d);
-    return n;
-}
-
 static unsigned calls_to_tune(struct fake *f, const char *folder, struct tune *tune)
 {
     fake.n_calls = 0;
@@ -237,10 +222,10 @@ static unsigned calls_to_tune(struct fake *f, const char *folder, struct tune *t
 static void the_next_start_takes_the_kept_choice(void **state)
 {
     (void)state;
-    char folder[] = "/tmp/tandem-tune-XXXXXX", path[300];
+    char folder[FOLDER_PATH], path[FOLDER_PATH + 256];
     struct fake *f = fake_new("c");
     struct tune tune;
-    assert_non_null(mkdtemp(folder));
+    folder_make(folder);
     fake_add(f, KERNEL_Q8_0, 64, 256);
     fake.fast_one = 4;
     fake.fast_more = 1;
@@ -249,29 +234,27 @@ static void the_next_start_takes_the_kept_choice(void **state)
     assert_int_equal(calls_to_tune(f, folder, &tune), 0);
     must_have(&f->mats[0], 4, 1);
     assert_true(tune.of[0].one.n_streams == 4 && tune.of[0].more.n_streams == 1);
-    assert_int_equal(files_in(folder, path), 1);
+    assert_int_equal(folder_files(folder, path), 1);
     fake_add(f, KERNEL_Q8_0, 32, 256); // other shapes
     assert_true(calls_to_tune(f, folder, &tune) > 0);
     must_have(&f->mats[0], 8, 8);
-    assert_int_equal(files_in(folder, path), 2);
+    assert_int_equal(folder_files(folder, path), 2);
     fake_free(f);
-    char command[100];
-    snprintf(command, sizeof(command), "rm -rf %s", folder);
-    assert_int_equal(system(command), 0);
+    folder_remove(folder);
 }
 
 static void a_damaged_choice_is_measured_again(void **state)
 {
     (void)state;
-    char folder[] = "/tmp/tandem-tune-XXXXXX", path[300];
+    char folder[FOLDER_PATH], path[FOLDER_PATH + 256];
     struct fake *f = fake_new("c");
     struct tune tune;
-    assert_non_null(mkdtemp(folder));
+    folder_make(folder);
     fake_add(f, KERNEL_Q8_0, 64, 256);
     fake.fast_one = fake.fast_more = 4;
     for (unsigned i = 0; i < 3; i++) {
         assert_true(calls_to_tune(f, folder, &tune) > 0);
-        assert_int_equal(files_in(folder, path), 1);
+        assert_int_equal(folder_files(folder, path), 1);
         assert_int_equal(calls_to_tune(f, folder, &tune), 0);
         if (i == 0)
             assert_int_equal(truncate(path, 40), 0);
@@ -290,25 +273,24 @@ static void a_damaged_choice_is_measured_again(void **state)
     assert_true(calls_to_tune(f, folder, &tune) > 0);
     must_have(&f->mats[0], 4, 4);
     fake_free(f);
-    unlink(path);
-    assert_int_equal(rmdir(folder), 0);
+    folder_remove(folder);
 }
 
 /* A file with a right checksum and a walk that no kernel has. */
 static void a_choice_of_no_candidate_is_measured_again(void **state)
 {
     (void)state;
-    char folder[] = "/tmp/tandem-tune-XXXXXX", path[300];
+    char folder[FOLDER_PATH], path[FOLDER_PATH + 256];
     struct fake *f = fake_new("c");
     struct tune tune;
     struct {
         struct kernel_walk one, more;
     } walks[TUNE_MAX] = {0};
-    assert_non_null(mkdtemp(folder));
+    folder_make(folder);
     fake_add(f, KERNEL_Q8_0, 64, 256);
     fake.fast_one = fake.fast_more = 4;
     assert_true(calls_to_tune(f, folder, &tune) > 0);
-    assert_int_equal(files_in(folder, path), 1);
+    assert_int_equal(folder_files(folder, path), 1);
     const uint64_t key = strtoull(strrchr(path, '/') + 1, NULL, 16);
     assert_int_equal(result_file_read(folder, "tune", key, walks, sizeof(walks)), 0);
     assert_int_equal(walks[0].one.n_streams, 4);
@@ -323,8 +305,7 @@ static void a_choice_of_no_candidate_is_measured_again(void **state)
     assert_int_equal(tune_model(&f->model, f->pool, "/dev/null", &tune), 0); // and a warning
     assert_true(tune.timed);
     fake_free(f);
-    unlink(path);
-    assert_int_equal(rmdir(folder), 0);
+    folder_remove(folder);
 }
 
 int main(void)

@@ -1,13 +1,13 @@
 /* test_calibrate.c - which passes are timed at start-up. The passes and the clock are replaced: a
  * pass does nothing and takes as long as the test says. */
 #include <assert.h>
-#include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "lib/lib.h"
+#include "lib/rigs/folder.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "file/result_file.h"
@@ -233,7 +233,7 @@ static void a_small_pool_limits_the_passes(void **state)
 /* ---- times in a folder ---- */
 
 static struct model model; // its digest is part of the key
-static char folder[40];
+static char folder[FOLDER_PATH];
 
 static struct runner *machine_with_folder(uint32_t context)
 {
@@ -259,41 +259,13 @@ static unsigned passes_of(struct runner *r, struct pass_time *t)
     return n_passes;
 }
 
-static uint64_t key_in_folder(char path[300])
-{
-    unsigned n = 0;
-    DIR *d = opendir(folder);
-    assert_non_null(d);
-    for (struct dirent *e; (e = readdir(d));)
-        if (*e->d_name != '.') {
-            snprintf(path, 300, "%s/%s", folder, e->d_name);
-            n++;
-        }
-    closedir(d);
-    assert_int_equal(n, 1);
-    return strtoull(strrchr(path, '/') + 1, NULL, 16);
-}
-
-static void remove_folder(void)
-{
-    char command[100];
-    snprintf(command, sizeof(command), "rm -rf %s", folder);
-    assert_int_equal(system(command), 0);
-}
-
-static void make_folder(void)
-{
-    snprintf(folder, sizeof(folder), "/tmp/tandem-times-XXXXXX");
-    assert_non_null(mkdtemp(folder));
-}
-
 static void the_next_start_takes_the_kept_times(void **state)
 {
     (void)state;
     static const uint32_t contexts[] = {4096, 8}; // the latter is too short to be timed
     for (unsigned i = 0; i < ARRAY_LEN(contexts); i++) {
         struct pass_time first, next;
-        make_folder();
+        folder_make(folder);
         struct runner *r = machine_with_folder(contexts[i]);
         position_us = 0.5;
         assert_true(passes_of(r, &first) > 0);
@@ -303,7 +275,7 @@ static void the_next_start_takes_the_kept_times(void **state)
         model.digest++;
         assert_true(passes_of(r, &next) > 0);
         free_with_folder(r);
-        remove_folder();
+        folder_remove(folder);
     }
 }
 
@@ -313,11 +285,12 @@ static void impossible_times_are_measured_again(void **state)
     (void)state;
     struct pass_time t;
     struct pass_time_measured good, bad;
-    char path[300];
-    make_folder();
+    char path[FOLDER_PATH + 256];
+    folder_make(folder);
     struct runner *r = machine_with_folder(4096);
     assert_true(passes_of(r, &t) > 0);
-    const uint64_t key = key_in_folder(path);
+    assert_int_equal(folder_files(folder, path), 1);
+    const uint64_t key = strtoull(strrchr(path, '/') + 1, NULL, 16);
     assert_int_equal(result_file_read(folder, "times", key, &good, sizeof(good)), 0);
     for (unsigned i = 0; i < 10; i++) {
         bad = good;
@@ -339,13 +312,10 @@ static void impossible_times_are_measured_again(void **state)
         assert_true(passes_of(r, &t) > 0);
         assert_int_equal(passes_of(r, &t), 0);
     }
-    folder[0] = 0; // no folder
+    r->opt.weights_cache = ""; // no folder
     assert_true(passes_of(r, &t) > 0);
     free_with_folder(r);
-    snprintf(strrchr(path, '/'), 2, "%s", "");
-    assert_int_equal(strncmp(path, "/tmp/tandem-times-", 18), 0);
-    snprintf(folder, sizeof(folder), "%.39s", path);
-    remove_folder();
+    folder_remove(folder);
 }
 
 int main(void)
