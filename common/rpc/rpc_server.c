@@ -368,7 +368,7 @@ static void drain_calls(struct rpc_server *s, unsigned grace_ms)
     while (s->n_running && r != ETIMEDOUT)
         r = pthread_cond_clockwait(&s->idle, &s->mu, CLOCK_MONOTONIC, &until);
     pthread_mutex_unlock(&s->mu);
-    for_each_call(s, rpc_server_abort_call);
+    for_each_call(s, rpc_server_stop_call);
     if (s->workers[0].thread) // else nobody would tell that the core has stopped; it has no calls
         stop_core(s);
     pthread_mutex_lock(&s->mu);

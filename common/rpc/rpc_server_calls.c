@@ -66,6 +66,8 @@ void rpc_server_on_recv(struct rpc_tag *t, bool ok)
     struct rpc_call *c = OWNER(t, struct rpc_call, t_recv);
     grpc_byte_buffer *msg = ok ? c->in : NULL;
     if (msg) {
+        if (!c->received && c->m->reads_stream)
+            rpc_server_first_message(c);
         c->received = true;
         rpc_guard_message(c->s->guard, c->account, grpc_byte_buffer_length(msg));
     }
@@ -265,22 +267,39 @@ void rpc_call_abort(struct rpc_call *c, enum rpc_code code, const char *text)
         rpc_call_finish(c, code, text);
 }
 
+/* Ends a call that its owner has not finished; rpc_server_on_close() then notifies the owner. False:
+ * it is finished. */
+static bool abort_call(struct rpc_call *c, enum rpc_code code, const char *text)
+{
+    pthread_mutex_lock(&c->mu);
+    bool now = !c->has_status;
+    if (now) {
+        c->has_status = c->aborted = true;
+        c->code = code;
+        c->text = strdup(text);
+        rpc_sendq_clear(&c->q);
+        call_flush(c);
+    }
+    pthread_mutex_unlock(&c->mu);
+    return now;
+}
+
 void rpc_server_end_unread(struct rpc_call *c)
 {
     rpc_call_abort(c, RPC_RESOURCE_EXHAUSTED, "the answer was not read in time");
 }
 
-void rpc_server_abort_call(struct rpc_call *c)
+void rpc_server_end_displaced(struct rpc_call *c)
 {
-    pthread_mutex_lock(&c->mu);
-    if (!c->has_status) {
-        c->has_status = c->aborted = true;
-        c->code = RPC_UNAVAILABLE;
-        c->text = strdup("the server is stopping and its time limit for running calls has passed");
-        rpc_sendq_clear(&c->q);
-        call_flush(c);
-    }
-    pthread_mutex_unlock(&c->mu);
+    if (!abort_call(c, RPC_RESOURCE_EXHAUSTED,
+                    "no message arrived on this stream, and its place was needed for another call"))
+        rpc_server_end_unread(c);
+}
+
+void rpc_server_stop_call(struct rpc_call *c)
+{
+    abort_call(c, RPC_UNAVAILABLE,
+               "the server is stopping and its time limit for running calls has passed");
 }
 
 void rpc_call_reply(struct rpc_call *c, const ProtobufCMessage *reply)

@@ -108,6 +108,8 @@ struct rpc_call {
 
 /* Without this method, calls of unknown methods would wait until their deadline. */
 extern const struct rpc_method rpc_server_unknown;
+/* The first message of the stream c has arrived: c no longer gives way to new calls. */
+void rpc_server_first_message(struct rpc_call *c);
 /* The answer of c is finished; its client still has to read so many bytes. Ends older answers that
  * are unread, above max_unread. */
 void rpc_server_left_unread(struct rpc_call *c, size_t bytes);
@@ -126,6 +128,7 @@ void rpc_server_read_next(struct rpc_call *c);
 bool rpc_server_try_ref(struct rpc_call *c);
 /* Ends a call whose client does not read its finished answer. */
 void rpc_server_end_unread(struct rpc_call *c);
-/* The server stops, and the time for running calls is over: ends the call, and
- * rpc_server_on_close() then notifies its owner. */
-void rpc_server_abort_call(struct rpc_call *c);
+/* Ends a call that has given way: one as above, or a stream whose client has sent no message. */
+void rpc_server_end_displaced(struct rpc_call *c);
+/* The server stops, and the time for running calls is over: ends the call. */
+void rpc_server_stop_call(struct rpc_call *c);

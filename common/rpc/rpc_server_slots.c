@@ -114,51 +114,50 @@ static bool is_unread(struct rpc_call *c)
     return unread;
 }
 
-/* Takes the oldest answer from the list, which is not empty. If it is still unread, takes its place
- * and returns its call, with a reference, which the caller must end. With the server's lock. */
-static struct rpc_call *take_oldest(struct rpc_places *ps)
+/* Takes the oldest call from a line, which is not empty. If it still gives way, takes its place
+ * and returns it, with a reference; the caller must end it. With the server's lock. */
+static struct rpc_call *take_oldest(struct rpc_line *line)
 {
-    struct rpc_call *c = OWNER(ps->oldest, struct rpc_call, place);
-    rpc_places_read(&c->place);
-    if (!is_unread(c) || !rpc_server_try_ref(c))
+    struct rpc_call *c = OWNER(line->oldest, struct rpc_call, place);
+    bool gives_way = line == &c->place.in->unasked || is_unread(c);
+    rpc_places_keep(&c->place);
+    if (!gives_way || !rpc_server_try_ref(c))
         return NULL;
     rpc_places_leave(&c->place);
     return c;
 }
 
-/* Without the server's lock. unread: may be NULL. */
-static void end_unread(struct rpc_call *unread)
+/* Without the server's lock. c: has given way; may be NULL. */
+static void end_displaced(struct rpc_call *c)
 {
-    if (!unread)
+    if (!c)
         return;
-    rpc_server_end_unread(unread);
-    rpc_call_unref(unread);
+    rpc_server_end_displaced(c);
+    rpc_call_unref(c);
 }
 
-/* Services are left out: they read what they asked for, and the last quarter is theirs. */
-static unsigned places_for(const struct rpc_server *s, const struct rpc_places *ps, unsigned roles)
+/* The last quarter is for services. */
+static unsigned places_for(const struct rpc_places *ps, unsigned roles)
 {
-    return ps == &s->shared && !is_service(roles) ? ps->max - ps->max / 4 : ps->max;
+    return is_service(roles) ? ps->max : ps->max - ps->max / 4;
 }
 
-/* *ret_unread: the call that must end for this one, with a reference; unchanged: there is none.
+/* *ret_displaced: the call that must end for this one, with a reference; unchanged: there is none.
  * With the server's lock. */
 static bool take_place(struct rpc_server *s, struct rpc_call *c, struct method *m,
-                       struct rpc_call **ret_unread)
+                       struct rpc_call **ret_displaced)
 {
     struct rpc_places *ps = m->own.max ? &m->own : &s->shared;
-    unsigned n_max = places_for(s, ps, c->roles);
-    if (rpc_places_take(ps, &c->place, n_max))
-        return true;
-    while (ps->n == n_max && ps->oldest)
-        *ret_unread = take_oldest(ps);
+    unsigned n_max = places_for(ps, c->roles);
+    while (ps->n == n_max && (ps->unread.oldest || ps->unasked.oldest))
+        *ret_displaced = take_oldest(ps->unread.oldest ? &ps->unread : &ps->unasked);
     return rpc_places_take(ps, &c->place, n_max);
 }
 
-/* Takes a place for a new call, or makes it a refusal. *ret_unread: as above. With the server's
+/* Takes a place for a new call, or makes it a refusal. *ret_displaced: as above. With the server's
  * lock. */
 static void admit_call(struct rpc_server *s, struct rpc_call *c, struct method *m,
-                       struct rpc_call **ret_unread)
+                       struct rpc_call **ret_displaced)
 {
     c->m = m->m;
     if (!(m->m->roles & (c->roles | RPC_ROLE_ANY))) {
@@ -168,9 +167,11 @@ static void admit_call(struct rpc_server *s, struct rpc_call *c, struct method *
         c->m = &stopping_method;
     } else if (is_crowded(m, c)) {
         c->m = &crowded_method;
-    } else if (!take_place(s, c, m, ret_unread)) {
+    } else if (!take_place(s, c, m, ret_displaced)) {
         c->m = &busy_method;
     } else {
+        if (m->m->reads_stream)
+            rpc_places_unasked(&c->place);
         c->is_running = !m->m->during_drain;
         s->n_running += c->is_running;
     }
@@ -178,37 +179,48 @@ static void admit_call(struct rpc_server *s, struct rpc_call *c, struct method *
 
 static void add_call(struct rpc_server *s, struct method *m, struct rpc_call *c)
 {
-    struct rpc_call *unread = NULL;
+    struct rpc_call *displaced = NULL;
     pthread_mutex_lock(&s->mu);
     s->n_calls++;
-    admit_call(s, c, m, &unread);
+    admit_call(s, c, m, &displaced);
     c->next = m->calls;
     c->prev = &m->calls;
     if (c->next)
         c->next->prev = &c->next;
     m->calls = c;
     pthread_mutex_unlock(&s->mu);
-    end_unread(unread);
+    end_displaced(displaced);
+}
+
+void rpc_server_first_message(struct rpc_call *c)
+{
+    pthread_mutex_lock(&c->s->mu);
+    if (c->place.in && c->place.line == &c->place.in->unasked)
+        rpc_places_keep(&c->place);
+    pthread_mutex_unlock(&c->s->mu);
 }
 
 void rpc_server_left_unread(struct rpc_call *c, size_t bytes)
 {
     struct rpc_server *s = c->s;
-    struct rpc_call *unread = NULL;
-    if (is_service(c->roles))
-        return;
+    struct rpc_call *displaced = NULL;
+    bool reads = is_service(c->roles); // services read what they asked for
     pthread_mutex_lock(&s->mu);
-    struct rpc_places *ps = c->place.in;
-    rpc_places_unread(&c->place, bytes);
+    struct rpc_places *ps = reads ? NULL : c->place.in;
+    if (reads)
+        rpc_places_keep(&c->place);
+    else
+        rpc_places_unread(&c->place, bytes);
     pthread_mutex_unlock(&s->mu);
     do {
-        end_unread(unread);
-        unread = NULL;
+        end_displaced(displaced);
+        displaced = NULL;
         pthread_mutex_lock(&s->mu);
-        while (ps && !unread && ps->unread_bytes > s->max_unread && ps->oldest != ps->newest)
-            unread = take_oldest(ps);
+        while (ps && !displaced && ps->unread_bytes > s->max_unread &&
+               ps->unread.oldest != ps->unread.newest)
+            displaced = take_oldest(&ps->unread);
         pthread_mutex_unlock(&s->mu);
-    } while (unread);
+    } while (displaced);
 }
 
 /* ---- slots ---- */

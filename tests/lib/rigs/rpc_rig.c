@@ -104,6 +104,13 @@ static void count_start(struct rpc_call *c, struct rpc_msg *req)
     protobuf_c_message_free_unpacked(m, NULL);
 }
 
+static void chat_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    (void)c;
+    (void)req;
+    rpc_rig_bump(&rpc_rig_seen.chats);
+}
+
 static void chat_message(struct rpc_call *c, struct rpc_msg *msg)
 {
     if (!msg) {
@@ -174,7 +181,9 @@ static const struct rpc_method methods[] = {
     {.path = "/test/Chat",
      .roles = RPC_ROLE_ANY,
      .reads_stream = true,
+     .on_start = chat_start,
      .on_message = chat_message,
+     .on_cancel = on_cancel,
      .on_end = on_end},
     {.path = "/test/Keep",
      .roles = RPC_ROLE_ANY,

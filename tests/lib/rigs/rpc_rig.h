@@ -7,7 +7,7 @@
  *     /test/Keep     starts and never ends
  *     /test/Flood    sends 64 messages of 64 KiB; pauses while more than 256 KiB are unread
  *     /test/Paused   like Chat, but reads only after rpc_call_unpause()
- *     /test/Own      like Keep; RPC_RIG_OWN_CALLS calls, which take no slots of other calls */
+ *     /test/Own      like Keep; RPC_RIG_OWN_CALLS calls, which take no places of other calls */
 #pragma once
 #include <pthread.h>
 #include <stdint.h>
@@ -15,7 +15,7 @@
 #include "rpc/rpc.h"
 #include "rpc/rpc_health.h"
 
-#define RPC_RIG_OWN_CALLS 2
+#define RPC_RIG_OWN_CALLS 4
 #define RPC_RIG_WAIT_US 10000000 // limit of a wait; correct code takes far less
 
 /* Counters that a thread can wait for; one lock protects all of them. */
@@ -26,6 +26,7 @@ void rpc_rig_await(int *counter, int at_least); // ends the test after RPC_RIG_W
 /* Events of the service since rpc_rig_init(). */
 extern struct rpc_rig_seen {
     int starts, cancels, ends, drains, messages;
+    int chats;             // calls of Chat that have started
     int flooded;           // messages that Flood has sent
     struct rpc_call *kept; // the last call of Keep or Paused, with a reference
 } rpc_rig_seen;

@@ -318,18 +318,17 @@ static void idle_verify_streams_are_bounded(void **state)
     service_stop(&s);
 }
 
-/* The streams that have ended, and the one of these that was refused for the limit. */
-static unsigned count_ended(struct verify *v, unsigned n, unsigned *ret_refused)
+/* A stream that has ended; n: none has. */
+static unsigned first_ended(struct verify *v, unsigned n)
 {
-    unsigned n_ended = 0;
     for (unsigned i = 0; i < n; i++) {
         pthread_mutex_lock(&v[i].mu);
-        n_ended += v[i].ended;
-        if (v[i].ended && v[i].status.code == RPC_RESOURCE_EXHAUSTED)
-            *ret_refused = i;
+        bool ended = v[i].ended;
         pthread_mutex_unlock(&v[i].mu);
+        if (ended)
+            return i;
     }
-    return n_ended;
+    return n;
 }
 
 static void must_answer_get_model(struct rpc_client *c)
@@ -345,7 +344,7 @@ static void must_answer_get_model(struct rpc_client *c)
 static void streams_without_open_end_and_shut_nobody_out(void **state)
 {
     (void)state;
-    enum { CAP = 4, N = CAP + 1 };
+    enum { PLACES = 4, N = PLACES + 1 };
     struct service s = {0};
     struct rpc_client *c;
     static const char *const args[] = {
@@ -358,27 +357,48 @@ static void streams_without_open_end_and_shut_nobody_out(void **state)
     wish_init(&w, STORY, 5);
     for (unsigned i = 0; i < N; i++)
         verify_open_at(c, &v[i], NULL);
-    unsigned refused = N;
-    while (!count_ended(v, N, &refused)) // ends when streams time out
+    unsigned displaced;
+    while ((displaced = first_ended(v, N)) == N) // ends when streams time out
         must_answer_get_model(c);
-    assert_true(refused < N); // the first one that has ended is one too many
     assert_true(rpc_rig_health(c, "tandem.v1.Verifier") == 1);
     generation_run(c, &w.msg, a);
     assert_int_equal(a->n, 5);
     for (unsigned i = 0; i < N; i++) {
-        if (i == refused)
-            verify_must_end(&v[i], RPC_RESOURCE_EXHAUSTED, "too many calls");
+        if (i == displaced)
+            verify_must_end(&v[i], RPC_RESOURCE_EXHAUSTED, "no message arrived on this stream");
         else
             verify_must_end(&v[i], RPC_DEADLINE_EXCEEDED, "no `open` arrived for 3 s");
     }
-    enum rpc_code code;
-    do { // there is a place again, soon after a client has seen the end
-        verify_open_at(c, &v[0], &w.msg);
-        verify_draft(&v[0], a->ids, NULL, 2);
-        code = verify_close(&v[0]).code;
-    } while (code == RPC_RESOURCE_EXHAUSTED);
-    assert_int_equal(code, RPC_OK);
-    assert_int_equal(v[0].accepted, 2);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+static void streams_without_open_give_way_to_others(void **state)
+{
+    (void)state;
+    enum { PLACES = 4, N = PLACES + 1 };
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {"--model", MODEL, "--verify-streams", "4", NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish w;
+    struct verify idle[N], v;
+    AUTO(mem_free) struct answer *a = answers_new(1);
+    wish_init(&w, STORY, 5);
+    generation_run(c, &w.msg, a);
+    for (unsigned i = 0; i < N; i++)
+        verify_open_at(c, &idle[i], NULL);
+    while (first_ended(idle, N) == N) // then all of them have reached the verifier
+        must_answer_get_model(c);
+    verify_open_at(c, &v, &w.msg);
+    verify_draft(&v, a->ids, NULL, 2);
+    assert_int_equal(v.accepted, 2);
+    assert_int_equal(verify_close(&v).code, RPC_OK);
+    for (unsigned i = 0; i < N; i++) {
+        rpc_stream_cancel(idle[i].stream);
+        verify_close(&idle[i]);
+    }
     rpc_client_free(c);
     service_stop(&s);
 }
@@ -459,6 +479,7 @@ int main(void)
         cmocka_unit_test(a_waiting_verify_stream_is_preempted_and_resumed),
         cmocka_unit_test(idle_verify_streams_are_bounded),
         cmocka_unit_test(streams_without_open_end_and_shut_nobody_out),
+        cmocka_unit_test(streams_without_open_give_way_to_others),
         cmocka_unit_test(choices_that_have_not_started_are_preempted_with_the_first),
         cmocka_unit_test(prefill_in_chunks_changes_no_answer),
     };

@@ -350,7 +350,7 @@ static void a_limit_of_its_own_leaves_the_slots_of_others_and_needs_none(void **
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){.max_calls = 1});
+    rpc_rig_init(&r, &(struct rpc_server_options){.max_calls = 1, .own_role = RPC_ROLE_GATEWAY});
     struct rpc_tally t[RPC_RIG_OWN_CALLS + 1];
     struct rpc_stream *s[RPC_RIG_OWN_CALLS + 1];
     s[0] = rpc_rig_keep(&r, &t[0]); // the only slot of the others

@@ -1,4 +1,5 @@
-/* test_rpc_unread.c - clients that start many calls and read no answer refuse nothing to others. */
+/* test_rpc_unread.c - clients that start many calls and read no answer, or send no message, refuse
+ * nothing to others. */
 #include "grpc/health/v1/health.pb-c.h"
 #include "lib/clients/http2_client.h"
 #include "lib/rigs/rpc_rig.h"
@@ -102,32 +103,80 @@ static unsigned listen_as_gateway(struct rpc_rig *r, const struct rpc_server_opt
     return (unsigned)port;
 }
 
-static void clients_leave_a_quarter_of_the_places_to_services(void **state)
+/* Takes all places of a method: three quarters as a client, and then the rest as a service. */
+static void take_all_places(struct rpc_rig *r, const char *path, int n)
 {
-    enum { PLACES = 8, CLIENTS = 6 };
-    struct rpc_rig *r = *state;
+    enum { MOST = 8 };
     unsigned port = listen_as_gateway(
-        r, &(struct rpc_server_options){.max_calls = PLACES, .own_role = RPC_ROLE_GATEWAY});
+        r, &(struct rpc_server_options){.max_calls = MOST, .own_role = RPC_ROLE_GATEWAY});
     struct rpc_rig by_port = *r;
     char target[32];
     snprintf(target, sizeof(target), "127.0.0.1:%u", port);
     assert_int_equal(rpc_client_new(target, NULL, &by_port.client), 0);
-    struct rpc_tally t[PLACES], t_refused;
-    struct rpc_stream *s[PLACES];
-    for (int i = 0; i < CLIENTS; i++)
-        s[i] = rpc_rig_keep(&by_port, &t[i]);
-    rpc_rig_await(&rpc_rig_seen.starts, CLIENTS);
-    struct rpc_stream *refused = rpc_rig_call(&by_port, "/test/Keep", 1, 1, &t_refused);
+    struct rpc_tally t[MOST], t_refused;
+    struct rpc_stream *s[MOST], *refused;
+    for (int i = 0; i < n; i++) {
+        struct rpc_rig *by = i < n - n / 4 ? &by_port : r;
+        if (i == n - n / 4) {
+            refused = rpc_rig_call(&by_port, path, 1, 1, &t_refused);
+            rpc_rig_finish(refused, &t_refused, RPC_RESOURCE_EXHAUSTED);
+        }
+        s[i] = rpc_rig_call(by, path, 1, 1, &t[i]);
+        rpc_rig_await(&rpc_rig_seen.starts, i + 1);
+    }
+    refused = rpc_rig_call(r, path, 1, 1, &t_refused);
     rpc_rig_finish(refused, &t_refused, RPC_RESOURCE_EXHAUSTED);
-    for (int i = CLIENTS; i < PLACES; i++)
-        s[i] = rpc_rig_keep(r, &t[i]);
-    rpc_rig_await(&rpc_rig_seen.starts, PLACES);
-    assert_int_equal(rpc_rig_echo(r->client, NULL, 7).code, RPC_RESOURCE_EXHAUSTED);
-    for (int i = 0; i < PLACES; i++) {
+    for (int i = 0; i < n; i++) {
         rpc_stream_cancel(s[i]);
         rpc_rig_finish(s[i], &t[i], RPC_CANCELLED);
     }
     rpc_client_free(by_port.client);
+}
+
+static void clients_leave_a_quarter_of_the_places_to_services(void **state)
+{
+    take_all_places(*state, "/test/Keep", 8);
+}
+
+static void clients_leave_a_quarter_of_a_methods_own_places_to_services(void **state)
+{
+    take_all_places(*state, "/test/Own", RPC_RIG_OWN_CALLS);
+}
+
+/* Sends a message and reads its answer. */
+static void chat(struct rpc_stream *s, struct rpc_tally *t)
+{
+    int n = rpc_rig_count(&t->messages);
+    rpc_stream_send(s, rpc_rig_ids(7, 1));
+    rpc_rig_await(&t->messages, n + 1);
+}
+
+static void streams_without_a_message_give_way_to_new_calls(void **state)
+{
+    enum { PLACES = 4, CLIENTS = 3 };
+    (void)state;
+    struct rpc_rig r;
+    struct rpc_tally t[PLACES];
+    struct rpc_stream *s[PLACES];
+    rpc_rig_init(&r, &(struct rpc_server_options){.max_calls = PLACES});
+    for (int i = 0; i < CLIENTS; i++) {
+        s[i] = rpc_rig_open(&r, "/test/Chat", &t[i]);
+        rpc_rig_await(&rpc_rig_seen.chats, i + 1);
+    }
+    chat(s[0], &t[0]);
+    s[CLIENTS] = rpc_rig_open(&r, "/test/Chat", &t[CLIENTS]);
+    rpc_rig_await(&t[1].ends, 1); // the oldest without a message
+    assert_non_null(strstr(t[1].status.text, "no message arrived on this stream"));
+    assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
+    rpc_rig_await(&t[2].ends, 1);
+    rpc_rig_await(&rpc_rig_seen.cancels, 2); // the owner knows
+    chat(s[0], &t[0]);
+    chat(s[CLIENTS], &t[CLIENTS]);
+    for (int i = 0; i < PLACES; i++) {
+        rpc_stream_close(s[i]);
+        rpc_rig_finish(s[i], &t[i], i == 1 || i == 2 ? RPC_RESOURCE_EXHAUSTED : RPC_OK);
+    }
+    rpc_rig_done(&r);
 }
 
 static void watches_of_one_connection_refuse_none_to_others(void **state)
@@ -151,6 +200,8 @@ int main(void)
         cmocka_unit_test(unread_answers_leave_places_to_other_calls),
         cmocka_unit_test(unread_answers_above_their_bytes_are_ended),
         RPC_RIG_TEST(clients_leave_a_quarter_of_the_places_to_services),
+        RPC_RIG_TEST(clients_leave_a_quarter_of_a_methods_own_places_to_services),
+        cmocka_unit_test(streams_without_a_message_give_way_to_new_calls),
         RPC_RIG_TEST(watches_of_one_connection_refuse_none_to_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
