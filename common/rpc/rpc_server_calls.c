@@ -267,8 +267,8 @@ void rpc_call_abort(struct rpc_call *c, enum rpc_code code, const char *text)
         rpc_call_finish(c, code, text);
 }
 
-/* Ends a call that its owner has not finished; rpc_server_on_close() then notifies the owner. False:
- * it is finished. */
+/* Ends a call that its owner has not finished; rpc_server_on_close() then notifies the owner.
+ * False: it is finished. */
 static bool abort_call(struct rpc_call *c, enum rpc_code code, const char *text)
 {
     pthread_mutex_lock(&c->mu);

@@ -187,6 +187,22 @@ static void set_reported(struct verifier *v, enum upstream_state state)
         set_state(v, state);
 }
 
+/* With the lock. Takes the answer as the verifier's model, which is v->model then. */
+static void take_model(struct verifier *v)
+{
+    uint64_t turn_ms = v->model->info->turn_ms;
+    int64_t turn_us = 1000 * (int64_t)(turn_ms < INT32_MAX ? turn_ms : INT32_MAX);
+    char text[96];
+    v->answered_us = clock_us() - turn_us;
+    if (turn_us <= v->u->turn_us) {
+        set_reported(v, state_of(v->model->info));
+        return;
+    }
+    snprintf(text, sizeof(text), "its engine has not finished a pass for %.1f s",
+             (double)turn_us / 1e6);
+    set_problem(v, RPC_UNAVAILABLE, text);
+}
+
 /* RESOURCE_EXHAUSTED: too many calls run there. A first answer may also be too large for gRPC. */
 static void on_model(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
 {
@@ -201,8 +217,7 @@ static void on_model(void *user, const struct rpc_status *status, ProtobufCMessa
     } else if (fresh) {
         old = v->model;
         v->model = fresh;
-        v->answered_us = clock_us();
-        set_reported(v, state_of(fresh->info));
+        take_model(v);
     } else if (reply || (status->code == RPC_RESOURCE_EXHAUSTED && v->state != UPSTREAM_UNKNOWN)) {
         v->answered_us = clock_us(); // no memory, or too many calls run: its state stays
     } else {
@@ -441,6 +456,7 @@ int upstream_new(const char *const *targets, unsigned n, const struct upstream_p
     pthread_mutex_init(&u->mu, NULL);
     if (!n || n > UPSTREAM_MAX)
         return fail(-EINVAL, "there must be 1 to %d verifiers, not %u", UPSTREAM_MAX, n);
+    u->turn_us = UPSTREAM_TURN_STALLS * patience->stall_us;
     u->keep_us = UPSTREAM_OWNER_GRACE_US + patience->stall_us + patience->resume_us;
     int rc = affinity_new(&u->affinity);
     rc = rc < 0 ? rc : unary_calls_new(&u->calls);

@@ -26,7 +26,7 @@ struct verifier;
  * answer and leaves the state as it is, unless it is UNKNOWN. */
 enum upstream_state {
     UPSTREAM_UNKNOWN, // no answer and no error yet
-    UPSTREAM_DOWN,    // GetModel failed
+    UPSTREAM_DOWN,    // GetModel failed, or the engine hangs, see UPSTREAM_TURN_STALLS
     UPSTREAM_LOADING,
     UPSTREAM_READY,
     UPSTREAM_DRAINING,
@@ -45,6 +45,10 @@ enum upstream_state {
 /* The gateway notices a loss up to 2.5 s after the last answer: the interval and the timeout of
  * GetModel. The grace is twice that. */
 #define UPSTREAM_OWNER_GRACE_US 5000000
+
+/* The engine of a verifier hangs if a turn of it takes this many times stall_us. A turn has at most
+ * one pass. A pass over the prompts of many requests can take seconds with a large model. */
+#define UPSTREAM_TURN_STALLS 4
 
 struct upstream_patience {
     int64_t stall_us;  // silence of a verifier until its calls move
@@ -119,7 +123,7 @@ void upstream_suspect(struct verifier *v);
 enum upstream_stay {
     UPSTREAM_STAYS,
     UPSTREAM_LEAVES, // it drains
-    UPSTREAM_SILENT, // down, and its last answer to GetModel is more than silent_us ago
+    UPSTREAM_SILENT, // down, and has not answered GetModel for more than silent_us, or hangs
 };
 /* Whether running calls should stay at the verifier. */
 enum upstream_stay upstream_stay(struct verifier *v, int64_t silent_us, int64_t now_us);

@@ -140,20 +140,26 @@ static uint32_t bit_of(const struct upstream_leg *leg)
     return 1u << upstream_index(leg->verifier);
 }
 
-/* Another verifier than that of `from`, with the same model. NULL: none can be asked now. */
-static struct verifier *choose_verifier(const struct upstream_call *a,
-                                        const struct upstream_leg *from)
+/* A verifier with the same model, but none of these. NULL: none can be asked now. */
+static struct verifier *take_verifier(const struct upstream_call *a, uint32_t except)
 {
-    const struct upstream_want want = {.prompt = a->prompt,
-                                       .like = a->model,
-                                       .continues = a->begun,
-                                       .except = a->tried | a->unable | (from ? bit_of(from) : 0)};
+    const struct upstream_want want = {
+        .prompt = a->prompt, .like = a->model, .continues = a->begun, .except = except};
     const struct upstream_model *model;
     struct verifier *v;
     if (upstream_take(a->upstream, &want, &v, &model) < 0)
         return NULL;
     upstream_model_unref(model); // same name and fingerprint as a->model
     return v;
+}
+
+/* Another verifier than that of `from`, if possible one that was not lost. NULL: as above. */
+static struct verifier *choose_verifier(const struct upstream_call *a,
+                                        const struct upstream_leg *from)
+{
+    uint32_t except = a->tried | a->unable | (from ? bit_of(from) : 0);
+    struct verifier *v = take_verifier(a, except | a->lost);
+    return v ? v : take_verifier(a, except);
 }
 
 static struct rpc_msg *next_request(struct upstream_call *a)
@@ -270,6 +276,15 @@ static bool hold(void *user, size_t bytes)
     return a->events->on_hold(a, bytes);
 }
 
+/* Another verifier could not continue an answer with other tokens. */
+static bool has_known_tokens(const struct upstream_call *a, const Tandem__V1__TokenRun *run)
+{
+    bool known = true;
+    for (size_t i = 0; i < run->n_tokens; i++)
+        known &= run->tokens[i]->id < a->model->info->n_vocab;
+    return known;
+}
+
 static bool take_run(struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
 {
     Tandem__V1__TokenRun run = *e->run;
@@ -278,7 +293,7 @@ static bool take_run(struct upstream_call *a, const Tandem__V1__GenerateEvent *e
     if (a->committed.choices[e->choice].finished)
         return true;
     bool could_continue = can_continue(a);
-    if (committed_take(&a->committed, e->choice, &run, hold, a) < 0)
+    if (!has_known_tokens(a, &run) || committed_take(&a->committed, e->choice, &run, hold, a) < 0)
         return false;
     if (could_continue && a->committed.is_partial)
         a->events->on_lost_ids(a);
@@ -321,24 +336,6 @@ static bool is_start(const struct upstream_call *a, const Tandem__V1__GenerateEv
            e->choice < a->committed.n;
 }
 
-static void take_message(struct upstream_leg *leg, const Tandem__V1__GenerateEvent *e)
-{
-    struct upstream_call *a = leg->a;
-    if (leg == a->next && !is_start(a, e)) {
-        drop_next(a);
-        return;
-    }
-    if (leg == a->next && !adopt(a))
-        return;
-    a->heard_us = clock_us();
-    if (e && take_event(leg, e))
-        return;
-    pthread_mutex_lock(&a->mu);
-    a->malformed = true;
-    pthread_mutex_unlock(&a->mu);
-    finish(a);
-}
-
 /* The event in the message; NULL: it is not valid. */
 static Tandem__V1__GenerateEvent *unpack_event(const struct rpc_msg *msg)
 {
@@ -352,19 +349,6 @@ static Tandem__V1__GenerateEvent *unpack_event(const struct rpc_msg *msg)
         return e;
     tandem__v1__generate_event__free_unpacked(e, NULL);
     return NULL;
-}
-
-static void on_message(void *user, struct rpc_msg *msg)
-{
-    struct upstream_leg *leg = user;
-    struct upstream_call *a = leg->a;
-    pthread_mutex_lock(&a->step_mu);
-    if (leg == a->current || leg == a->next) {
-        Tandem__V1__GenerateEvent *e = unpack_event(msg);
-        take_message(leg, e);
-        tandem__v1__generate_event__free_unpacked(e, NULL);
-    }
-    end_step(a);
 }
 
 /* ---- the end of a leg; with step_mu ---- */
@@ -400,6 +384,7 @@ static void end_current(struct upstream_call *a, const struct upstream_leg *leg,
     a->why = a->status.text;
     if (status->code == RPC_UNAVAILABLE) {
         a->n_lost++;
+        a->lost |= bit_of(leg);
         a->lost_us = clock_us();
     }
     if (committed_is_whole(&a->committed)) {
@@ -408,6 +393,48 @@ static void end_current(struct upstream_call *a, const struct upstream_leg *leg,
     } else if (!a->current) {
         take_loss(a, leg, status->code);
     }
+}
+
+/* The current leg has sent an event that is not valid. */
+static void end_malformed(struct upstream_call *a, struct upstream_leg *leg)
+{
+    static const struct rpc_status lost = {RPC_UNAVAILABLE, "the verifier's answer is malformed"};
+    if (may_move(a, lost.code)) {
+        leave(leg);
+        end_current(a, leg, &lost);
+        return;
+    }
+    pthread_mutex_lock(&a->mu);
+    a->malformed = true;
+    pthread_mutex_unlock(&a->mu);
+    finish(a);
+}
+
+static void take_message(struct upstream_leg *leg, const Tandem__V1__GenerateEvent *e)
+{
+    struct upstream_call *a = leg->a;
+    if (leg == a->next && !is_start(a, e)) {
+        drop_next(a);
+        return;
+    }
+    if (leg == a->next && !adopt(a))
+        return;
+    a->heard_us = clock_us();
+    if (!e || !take_event(leg, e))
+        end_malformed(a, leg);
+}
+
+static void on_message(void *user, struct rpc_msg *msg)
+{
+    struct upstream_leg *leg = user;
+    struct upstream_call *a = leg->a;
+    pthread_mutex_lock(&a->step_mu);
+    if (leg == a->current || leg == a->next) {
+        Tandem__V1__GenerateEvent *e = unpack_event(msg);
+        take_message(leg, e);
+        tandem__v1__generate_event__free_unpacked(e, NULL);
+    }
+    end_step(a);
 }
 
 /* The current leg has not begun, and its verifier does not answer. A verifier that drains does, and

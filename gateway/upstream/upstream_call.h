@@ -2,9 +2,12 @@
  *
  * The call moves to another verifier with the same model and fingerprint:
  *
- *     not begun   its verifier is lost (UNAVAILABLE), full, drains or is silent
+ *     not begun   its verifier is lost, full, drains or is silent
  *     begun       its verifier is lost, drains or is silent; the other verifier gets the committed
  *                 tokens and continues the answer with the same bits
+ *
+ * A verifier is lost if it ends the call with UNAVAILABLE or sends an event that is not valid. This
+ * call then asks it only if no other one can be asked.
  *
  * A verifier that drains or is silent keeps the call until the other one has begun, so nothing is
  * lost if none can take it. A lost call waits for a verifier for patience->resume_us, also if it
@@ -75,6 +78,7 @@ struct upstream_call {
     const char *why;          // why the call leaves its verifier, or has lost it
     uint32_t tried;           // verifiers asked that have not begun; a bit per upstream_index()
     uint32_t unable;          // verifiers that cannot continue the answer; the same bits
+    uint32_t lost;            // verifiers that the call has lost; the same bits
     struct rpc_status status; // valid when the call has ended
     bool begun;               // a verifier has begun the request
     struct upstream_leg legs[UPSTREAM_CALL_LEGS];
@@ -87,7 +91,7 @@ struct upstream_call {
     bool over, done;              // no more tries; the owner knows it
 
     pthread_mutex_t mu; // guards the fields below
-    bool malformed;     // the verifier sent an event that is not valid
+    bool malformed;     // the verifier sent an event that is not valid, and none continues
     bool overdue;       // no verifier began the request in time
     bool cancelled;
     int64_t waiting_since_us; // start of the wait for a verifier to begin; 0: no wait

@@ -18,7 +18,7 @@ struct verifier {
     int64_t owned_us;                   // time of that answer
     bool query_pending;
     int64_t query_at_us;
-    int64_t answered_us; // time of its last answer to GetModel
+    int64_t answered_us; // of its last answer to GetModel: when the current turn began
 };
 
 struct waiter {
@@ -35,6 +35,7 @@ struct upstream {
     struct unary_calls *calls;
     pthread_t watcher;
     bool started;               // the watcher
+    int64_t turn_us;            // how long a turn of a verifier's engine may take
     int64_t keep_us;            // how long a verifier keeps its model name after its last READY
     pthread_mutex_t mu;         // guards the fields below
     pthread_cond_t changed;     // for the watcher

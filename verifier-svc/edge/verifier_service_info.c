@@ -90,6 +90,7 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     info.version = rpc_text(TANDEM_VERSION);
     info.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
     info.continues = true;
+    info.turn_ms = (uint64_t)engine_turn_us(s->engine) / 1000;
     const struct loaded_model *m = engine_loaded_model(s->engine);
     struct drafts *d = engine_drafts(s->engine);
     if (m) {

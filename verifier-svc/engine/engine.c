@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
 #include "base/pool.h"
@@ -258,4 +259,10 @@ void engine_drain(struct engine *e)
 uint32_t engine_n_requests(struct engine *e)
 {
     return atomic_load(&e->n_requests);
+}
+
+int64_t engine_turn_us(struct engine *e)
+{
+    int64_t from_us = atomic_load(&e->turn_us);
+    return from_us ? clock_us() - from_us : 0;
 }

@@ -80,3 +80,6 @@ void engine_wake(struct engine *e);
 void engine_drain(struct engine *e);
 /* Requests that were accepted and have not ended. */
 uint32_t engine_n_requests(struct engine *e);
+/* How long the engine thread has been busy with its current turn, which has at most one pass; 0: it
+ * waits. In microseconds. */
+int64_t engine_turn_us(struct engine *e);

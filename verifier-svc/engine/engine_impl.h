@@ -54,9 +54,10 @@ struct engine {
     atomic_int state;       // enum engine_state
     _Atomic float progress; // of loading
     atomic_bool stop;
-    struct flows *flows;    // requests that wait or have started
-    atomic_uint n_requests; // accepted and not ended
-    pthread_mutex_t kv_mu;  // for kv_view
+    struct flows *flows;     // requests that wait or have started
+    atomic_uint n_requests;  // accepted and not ended
+    _Atomic int64_t turn_us; // when the engine thread began its current turn; 0: it waits
+    pthread_mutex_t kv_mu;   // for kv_view
     struct engine_kv_view kv_view;
     char error[FAIL_TEXT_MAX];            // why loading failed
     _Atomic(struct loaded_model *) ready; // set when loading is done

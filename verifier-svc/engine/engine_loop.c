@@ -233,9 +233,19 @@ static bool wait_for_drafts(struct engine *e)
     return false;
 }
 
+/* Sleeps while there is nothing to do. */
+static void wait_for_work(struct engine *e, int64_t until)
+{
+    e->held_us = 0;
+    events_send(e->events);
+    atomic_store(&e->turn_us, 0);
+    engine_take_inbox(e, idle_wait_us(e, until));
+}
+
 static void run_rounds(struct engine *e)
 {
     while (!atomic_load(&e->stop)) {
+        atomic_store(&e->turn_us, clock_us());
         svc_watchdog();
         apply_speculation(e);
         engine_take_inbox(e, 0);
@@ -245,9 +255,7 @@ static void run_rounds(struct engine *e)
         engine_view_update(e);
         int64_t late_us = round_release(e, clock_us());
         if (!round_has_work(e)) {
-            e->held_us = 0;
-            events_send(e->events);
-            engine_take_inbox(e, idle_wait_us(e, late_us));
+            wait_for_work(e, late_us);
             continue;
         }
         if (e->request_again)

@@ -19,6 +19,7 @@ struct fake_verifier {
     float progress;
     uint32_t protocol;
     bool continues;
+    uint64_t turn_ms;
     enum rpc_code get_model; // status of GetModel
     const char *template, *name, *fingerprint, *holder;
     ProtobufCBinaryData spelled[4]; // by the letter
@@ -320,6 +321,7 @@ static void model_start(struct rpc_call *c, struct rpc_msg *msg)
     m.chat_template = rpc_text(f->template);
     m.protocol = f->protocol;
     m.continues = f->continues;
+    m.turn_ms = f->turn_ms;
     m.name = rpc_text(f->name);
     m.fingerprint = rpc_text(f->fingerprint);
     enum rpc_code code = f->get_model;
@@ -332,6 +334,7 @@ static void model_start(struct rpc_call *c, struct rpc_msg *msg)
     m.weight_type = rpc_text("q8_0");
     m.bos_text = rpc_text("<s>");
     m.context_length = 1024;
+    m.n_vocab = 1 << 20;
     m.created = 1700000000;
     rpc_call_reply(c, &m.base);
 }
@@ -496,6 +499,13 @@ void fake_verifier_continues(struct fake_verifier *f, bool yes)
 {
     pthread_mutex_lock(&f->mu);
     f->continues = yes;
+    pthread_mutex_unlock(&f->mu);
+}
+
+void fake_verifier_turn(struct fake_verifier *f, uint64_t ms)
+{
+    pthread_mutex_lock(&f->mu);
+    f->turn_ms = ms;
     pthread_mutex_unlock(&f->mu);
 }
 

@@ -46,6 +46,8 @@ void fake_verifier_protocol(struct fake_verifier *f, uint32_t version);   // for
 void fake_verifier_template(struct fake_verifier *f, const char *source); // static text
 /* What GetModel says of continuing answers; false by default. */
 void fake_verifier_continues(struct fake_verifier *f, bool yes);
+/* How long the engine has been busy with its turn, as GetModel says. */
+void fake_verifier_turn(struct fake_verifier *f, uint64_t ms);
 /* GetModel ends with this status; RPC_OK, the default: it is answered. */
 void fake_verifier_get_model(struct fake_verifier *f, enum rpc_code code);
 /* Static texts. Defaults: "fake/model" and "fp_fake". */

@@ -4,6 +4,7 @@ Another verifier, or the same one after a restart, continues. The client must ge
 apart from ids, times and metrics.
 """
 import collections
+import ctypes
 import http.client
 import json
 import os
@@ -100,6 +101,15 @@ class Relay:
         self.cut()
 
 
+PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH = 0x4206, 0x4207, 17  # linux/ptrace.h
+WAIT_ALL = 0x40000000  # __WALL of linux/wait.h
+
+
+def trace(request, thread):
+    if ctypes.CDLL(None, use_errno=True).ptrace(ctypes.c_long(request), thread, None, None):
+        raise OSError(ctypes.get_errno(), "ptrace")
+
+
 class Verifier:
     def __init__(self, folder, i, *options):
         self.path, self.log, self.options = os.path.join(folder, f"v{i}.sock"), os.path.join(folder, f"v{i}.log"), options
@@ -127,6 +137,23 @@ class Verifier:
 
     def drain(self):
         self.signal(signal.SIGTERM)
+
+    def engine(self):
+        """The thread that has computed most."""
+        def ticks(thread):
+            with open(f"/proc/{self.process.pid}/task/{thread}/stat", encoding="ascii") as f:
+                return sum(map(int, f.read().rpartition(")")[2].split()[11:13]))
+        return int(max(os.listdir(f"/proc/{self.process.pid}/task"), key=ticks))
+
+    def hang(self):
+        """The engine stops where it is; the other threads run on."""
+        self.hung = self.engine()
+        trace(PTRACE_SEIZE, self.hung)
+        trace(PTRACE_INTERRUPT, self.hung)
+        os.waitpid(self.hung, WAIT_ALL)
+
+    def proceed(self):
+        trace(PTRACE_DETACH, self.hung)
 
     def end(self):
         if self.process.poll() is None:
@@ -306,6 +333,10 @@ class Resume(Disturbed):
         first = self.verifiers[0]
         for name in ["seeded", "echo, n"]:
             self.everywhere(ANSWERS[name], lambda: first.signal(signal.SIGSTOP), lambda: first.signal(signal.SIGCONT), self.positions([2]))
+
+    def test_a_verifier_whose_engine_hangs_is_left(self):
+        first = self.verifiers[0]
+        self.everywhere(ANSWERS["seeded"], first.hang, first.proceed, self.positions([2]))
 
     def test_a_drain_hands_its_answers_over(self):
         first = self.verifiers[0]

@@ -414,6 +414,32 @@ static void an_answer_without_memory_changes_no_state(void **state)
     fake_verifier_stop(f);
 }
 
+/* Its own threads answer for the engine. */
+static void a_verifier_whose_engine_hangs_is_down_and_silent(void **state)
+{
+    (void)state;
+    const uint64_t limit_ms = UPSTREAM_TURN_STALLS * (uint64_t)patience.stall_us / 1000;
+    static const char problem_is[] = "its engine has not finished a pass for 4.0 s";
+    char problem[FAIL_TEXT_MAX];
+    const struct upstream_model *model;
+    struct fake_verifier *f = fake_verifier_start(address);
+    AUTO(upstream_free) struct upstream *u = upstream_of(address);
+    struct verifier *v = upstream_at(u, 0);
+    until(u, UPSTREAM_READY);
+    fake_verifier_turn(f, limit_ms + 1);
+    until(u, UPSTREAM_DOWN);
+    upstream_state(v, &model, problem);
+    assert_string_equal(problem, problem_is);
+    upstream_model_unref(model);
+    assert_int_equal(upstream_stay(v, patience.stall_us, clock_us()), UPSTREAM_SILENT);
+    fake_verifier_turn(f, limit_ms);
+    until(u, UPSTREAM_READY);
+    assert_int_equal(upstream_stay(v, patience.stall_us, clock_us()), UPSTREAM_STAYS);
+    fake_verifier_turn(f, UINT64_MAX);
+    until(u, UPSTREAM_DOWN);
+    fake_verifier_stop(f);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
 
 int main(void)
@@ -432,6 +458,7 @@ int main(void)
         CASE(an_address_that_cannot_be_used_is_an_error),
         CASE(without_a_thread_there_are_no_verifiers),
         CASE(an_answer_without_memory_changes_no_state),
+        CASE(a_verifier_whose_engine_hangs_is_down_and_silent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,6 +15,7 @@
 #define TICK_US 200000
 #define STREAMS_MAX 128
 #define LIMIT 77 // max_tokens, as Started reports it
+#define N_VOCAB 1000
 
 struct rpc_stream {
     unsigned verifier;
@@ -285,6 +286,7 @@ static int begin_test(void **state)
     played.info.name = rpc_text("model");
     played.info.fingerprint = rpc_text("fp");
     played.info.continues = true;
+    played.info.n_vocab = N_VOCAB;
     played.model.info = &played.info;
     played.patience = (struct upstream_patience){STALL_US, RESUME_US};
     pthread_mutex_init(&played.u.mu, NULL);
@@ -355,6 +357,46 @@ static void a_continuation_has_seed_and_limit_of_the_first_verifier(void **state
     assert_int_equal(c->seed, 11);
     assert_int_equal(c->max_tokens, LIMIT);
     assert_int_equal(c->choices[0]->tokens[0], 5);
+    answer(1);
+    has_ended(RPC_OK);
+    assert_int_equal(played.n_resumes, 1);
+}
+
+/* The lost verifier has the fewest requests. */
+static void a_lost_answer_is_not_asked_of_a_verifier_that_lost_it_before(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    set_state(2, UPSTREAM_DOWN);
+    start(0);
+    end(0, RPC_UNAVAILABLE);
+    set_state(2, UPSTREAM_READY);
+    atomic_store(&played.u.verifiers[2].n_requests, 9);
+    start(1);
+    end(1, RPC_UNAVAILABLE);
+    assert_true(runs(2));
+    start(2);
+    end(2, RPC_UNAVAILABLE); // now it has lost all
+    assert_true(runs(0));
+    answer(0);
+    has_ended(RPC_OK);
+    atomic_store(&played.u.verifiers[2].n_requests, 0);
+}
+
+/* Only then can another one continue it. */
+static void an_answer_leaves_a_verifier_whose_token_does_not_exist(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    start(0);
+    commit(0, N_VOCAB - 1);
+    unsigned n_events = played.n_events;
+    commit(0, N_VOCAB);
+    assert_int_equal(played.n_events, n_events);
+    assert_false(runs(0));
+    const Tandem__V1__ChoiceSoFar *c = at(1)->request->continuation->choices[0];
+    assert_int_equal(c->n_tokens, 1);
+    assert_int_equal(c->tokens[0], N_VOCAB - 1);
     answer(1);
     has_ended(RPC_OK);
     assert_int_equal(played.n_resumes, 1);
@@ -734,6 +776,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(a_continuation_has_seed_and_limit_of_the_first_verifier),
+        TEST(a_lost_answer_is_not_asked_of_a_verifier_that_lost_it_before),
+        TEST(an_answer_leaves_a_verifier_whose_token_does_not_exist),
         TEST(a_continuation_leaves_a_second_verifier_that_is_silent),
         TEST(a_verifier_that_cannot_continue_an_answer_is_asked_once),
         TEST(other_errors_of_a_verifier_are_no_reason_to_ask_it_no_more),

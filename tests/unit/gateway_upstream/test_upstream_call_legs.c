@@ -181,6 +181,7 @@ static void play(unsigned n_verifiers, unsigned n)
         infos[i].name = rpc_text("model");
         infos[i].fingerprint = rpc_text("fp");
         infos[i].continues = true;
+        infos[i].n_vocab = 1000;
         snapshots[i].model.info = &infos[i];
         atomic_init(&snapshots[i].n_refs, 1);
         snprintf(targets[i], sizeof(targets[i]), "%u", i);
@@ -387,6 +388,7 @@ static void an_event_that_is_too_large_ends_the_call(void **state)
              {UPSTREAM_CALL_RUN_MAX, 1 << 16, false}, {UPSTREAM_CALL_RUN_MAX + 1, 1 << 16, true}};
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
         play_begin(1, 1);
+        call.n_lost = 5; // it cannot move
         started(0, 0, 7);
         large_event(v[i].n, v[i].len);
         assert_int_equal(call.malformed, v[i].malformed);
@@ -397,11 +399,12 @@ static void an_event_that_is_too_large_ends_the_call(void **state)
     }
 }
 
-static void an_event_that_is_not_valid_ends_the_call(void **state)
+static void an_event_that_is_not_valid_ends_a_call_that_cannot_move(void **state)
 {
     (void)state;
     for (unsigned kind = 0; kind < 4; kind++) {
         play_begin(3, 1);
+        call.n_lost = 5;
         if (kind == 0) {
             run(0, 0, 1, 1);
         } else if (kind == 1) {
@@ -744,13 +747,33 @@ static void a_call_that_ends_leaves_the_next_verifier(void **state)
     u.verifiers[0].state = UPSTREAM_DRAINING;
     tick_after(0);
     assert_int_equal(n_streams, 2);
-    run(0, 1, 13, 1); // there is no such choice
-    assert_true(call.malformed);
-    assert_true(streams[0].cancelled && streams[1].cancelled);
-    ends(0, RPC_CANCELLED);
+    ends(0, RPC_INTERNAL);
+    assert_true(streams[1].cancelled);
     hears("");
     ends(1, RPC_CANCELLED);
     hears("done");
+    play_end();
+}
+
+/* The next one was asked to continue from an earlier token. */
+static void a_call_moves_to_the_next_verifier_after_an_event_that_is_not_valid(void **state)
+{
+    (void)state;
+    begin_some(2);
+    u.verifiers[0].state = UPSTREAM_DRAINING;
+    tick_after(0);
+    run(0, 0, 13, 1);
+    hears("13 ");
+    run(0, 1, 14, 1); // there is no such choice
+    assert_false(call.malformed);
+    assert_true(streams[0].cancelled);
+    ends(0, RPC_CANCELLED);
+    started(1, 0, 7);
+    run(1, 0, 13, 2);
+    finished(1, 0);
+    ends(1, RPC_OK);
+    hears("resume(0>1: the verifier's answer is malformed) 14 finished0 done");
+    assert_int_equal(call.status.code, RPC_OK);
     play_end();
 }
 
@@ -867,7 +890,7 @@ int main(void)
         cmocka_unit_test(each_event_is_heard_once),
         cmocka_unit_test(the_owner_may_choose_the_first_verifier),
         cmocka_unit_test(an_event_that_is_too_large_ends_the_call),
-        cmocka_unit_test(an_event_that_is_not_valid_ends_the_call),
+        cmocka_unit_test(an_event_that_is_not_valid_ends_a_call_that_cannot_move),
         cmocka_unit_test(a_request_that_has_not_begun_goes_from_one_to_the_next),
         cmocka_unit_test(an_error_of_the_request_is_not_asked_elsewhere),
         cmocka_unit_test(a_verifier_that_drains_keeps_the_call_until_another_begins),
@@ -882,6 +905,7 @@ int main(void)
         cmocka_unit_test(a_silent_verifier_does_not_take_over),
         cmocka_unit_test(tokens_meanwhile_keep_an_answer_that_may_differ),
         cmocka_unit_test(a_call_that_ends_leaves_the_next_verifier),
+        cmocka_unit_test(a_call_moves_to_the_next_verifier_after_an_event_that_is_not_valid),
         cmocka_unit_test(a_call_has_three_streams_at_most),
         cmocka_unit_test(a_cancel_ends_all_legs),
         cmocka_unit_test(a_cancel_ends_the_wait_for_a_verifier),
