@@ -13,6 +13,7 @@ this checkout. Every benchmark except kernels has --help.
   verify       forward passes of 1 to 64 rows of one sequence, beside llama.cpp
   prefill      prompts of 128 and 512 tokens, beside llama.cpp
   spec         greedy text with a draft model inside the engine, beside llama.cpp without drafts
+  peers        one table: 1, 8 and 16 rows and a prompt, six types of weights, all peers
   speculation  pairs|sweep|rules|texts: the running services with and without drafts
   overlap      drafting while the verifier verifies, compared with alternating
   neighbours   what the worst tool schemas and outputs add to the gaps of other streams
@@ -47,11 +48,11 @@ command_bench() {
     --help | -h) bench_usage && exit ;;
     kernels | neighbours) program=("$PWD/build/release/tests/bench_$1" "${@:2}") ;;
     decode | verify | prefill | spec) program=(/usr/bin/python3 "$PWD/tests/bench/engine.py" "$@") ;;
-    speculation | overlap | prefix | serve | connections) program=(/usr/bin/python3 "$PWD/tests/bench/$1.py" "${@:2}") ;;
+    peers | speculation | overlap | prefix | serve | connections) program=(/usr/bin/python3 "$PWD/tests/bench/$1.py" "${@:2}") ;;
     *) die "there is no benchmark \"$1\" (./tandem bench --help)" ;;
     esac
     local extra=() # llama.cpp is installed with npm
-    if [[ ${program[1]:-} = */engine.py && ! " $* " =~ " --peer"[=\ ]"no " ]]; then
+    if [[ ${program[1]:-} = */@(engine|peers).py && ! " $* " =~ " --peer"[=\ ]"no " ]]; then
         mapfile -t extra < <(packages_node)
     fi
     # Neither --help nor a server that runs elsewhere (serve --url) needs a build.

@@ -8,7 +8,7 @@
 
 Both engines load the same file and hold the same contexts. They take turns at every size, so a
 machine whose memory becomes slower slows down both. No engine starts before all threads of the
-other one sleep. The output has the median, the range from the first to the last tenth, and the
+other one sleep. With --ik, a build of ik_llama.cpp runs once per turn, with and without -rtr 1. The output has the median, the range from the first to the last tenth, and the
 speed of plain reads of the same weights.
 """
 import argparse
@@ -23,6 +23,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "lib"))
+import llama_bench
 import peer
 import report
 import synthetic
@@ -33,19 +34,6 @@ ROWS = {"decode": [1, 8, 16], "verify": [*range(1, 18), 24, 32, 64], "prefill": 
 REPS_A_TURN = {"decode": 5, "verify": 3, "prefill": 1}
 STREAMS = [4, 8]  # streams per thread of the plain reads; the faster one is the limit
 AT_REST_S = 10  # after an answer, all threads of an engine must sleep within this time
-
-# ik_llama.cpp has no binaries to install. Its time is estimated as llama.cpp's time multiplied by these factors. They
-# are measured ratios of the two (two cores of a Sapphire Rapids, 1b shape, context 256).
-STAND_IN = {
-    ("decode", 1): {"q4_k_m": 1 / 1.13, "bf16": 1 / 1.33},
-    ("verify", 1): {"q4_k_m": 1 / 1.13, "bf16": 1 / 1.33},
-    ("verify", 8): {"q8_0": 0.75, "q4_0": 1.0, "q4_k_m": 0.78},
-    ("verify", 16): {"q8_0": 0.93, "q4_0": 0.87, "q4_k_m": 1.06},
-    ("prefill", 512): {"q8_0": 1 / 1.07},
-}
-# By --eps: the tokens/s of the faster of the two with its best speculation, over llama.cpp's tokens/s without drafts.
-# Measured on the same machine, 1b, Q8_0.
-BEST_SPECULATION = {0.018: 49 / 22.2, 0.07: 30 / 22.2}
 TEXT_TOKENS = 64  # of each text of spec
 
 
@@ -115,7 +103,8 @@ class OtherProcesses:
         self.start, self.start_cpu = time.monotonic(), self.cpu_s()
 
     def cpu_s(self):
-        return all_cpu_s() - sum(e.cpu_s() for e in self.engines) - time.process_time()
+        own = sum(os.times()[:4])  # with children that have ended
+        return all_cpu_s() - sum(e.cpu_s() for e in self.engines) - own
 
     def cores(self):
         return max(0, self.cpu_s() - self.start_cpu) / (time.monotonic() - self.start)
@@ -130,10 +119,10 @@ def question(bench, n, reps):
     return "pass 1 %d %d %d" % (n, n if bench == "verify" else 1, reps)
 
 
-def measure(engines, o):
+def measure(engines, o, benches=()):
     """(engine name -> rows -> milliseconds of each turn, streams -> milliseconds of plain reads). The first turn warms
     up and is not counted."""
-    passes = {e.name: {n: [] for n in o.rows} for e in engines}
+    passes = {e.name: {n: [] for n in o.rows} for e in [*engines, *benches]}
     reads = {s: [] for s in STREAMS}
     reps = REPS_A_TURN[o.bench]
     for turn in range(o.reps + 1):
@@ -145,6 +134,9 @@ def measure(engines, o):
                 times = e.ask(question(o.bench, n, reps))
                 if turn:
                     passes[e.name][n].append(times[1:] or times)
+        for b in benches:
+            for n, times in b.turn(o).items():
+                passes[b.name][n] += [times] if turn else []
         if turn == 0:
             print("%d turns of %.1f s each" % (o.reps, time.monotonic() - start), file=sys.stderr, flush=True)
     return passes, reads
@@ -167,15 +159,8 @@ def paired(ours, theirs):
     return math.exp(statistics.mean(logs)), error
 
 
-def stand_in(o, t_ms):
-    """rows -> the estimated milliseconds of ik_llama.cpp, for the sizes with a known factor. t_ms: llama.cpp's."""
-    if o.against or o.shape != "1b" or o.model or o.context != (0 if o.bench == "prefill" else 256):
-        return {}
-    known = {n: STAND_IN.get((o.bench, n), {}).get(o.type) for n in t_ms}
-    return {n: t_ms[n] * factor for n, factor in known.items() if factor}
-
-
 def side(name, cpu, turns):
+    turns = {n: t for n, t in turns.items() if t}  # llama-bench has not all sizes
     spreads = {n: spread(ms for turn in t for ms in turn) for n, t in turns.items()}
     t_ms = {n: s[0] for n, s in spreads.items()}
     return {"name": name, "cpu": cpu, "t_ms": t_ms, "spread_ms": {n: s[1:] for n, s in spreads.items()},
@@ -187,7 +172,16 @@ def what(o):
             "turns": o.reps, "float_gemm": o.float_gemm, "kv_type": o.kv_type}
 
 
-def results(o, engines, passes, reads):
+def results_of_benches(ours, benches, passes):
+    """name -> its figures, and the paired ratio of our time to its time."""
+    out = {}
+    for b in benches:
+        out[b.name] = {**side(b.name, "", passes[b.name]), "title": b.name + " " + b.commit}
+        out[b.name]["of_paired"] = {n: paired(ours[n], passes[b.name][n]) for n in out[b.name]["t_ms"]}
+    return out
+
+
+def results(o, engines, passes, reads, benches=()):
     sides = [side(e.name, e.about[0], passes[e.name]) for e in engines]
     n_bytes = int(engines[0].about[1])
     limit, streams = max((n_bytes / statistics.median(t) / 1e6, s) for s, t in reads.items())
@@ -196,13 +190,19 @@ def results(o, engines, passes, reads):
         out["read_gb_per_s"] = n_bytes / out["t_ms"][1] / 1e6
     if len(sides) == 2:
         theirs = {**sides[1], "title": o.against or "llama.cpp " + peer.VERSION}
-        theirs["stand_in_ms"] = stand_in(o, theirs["t_ms"])
-        best = {n: min(t, theirs["stand_in_ms"].get(n, t)) for n, t in theirs["t_ms"].items()}
         out["peer"] = theirs
         out["of_peer"] = {n: out["t_ms"][n] / t for n, t in theirs["t_ms"].items()}
         out["of_peer_paired"] = {n: paired(passes[engines[0].name][n], passes[engines[1].name][n]) for n in o.rows}
-        out["of_better_peer"] = {n: out["t_ms"][n] / t for n, t in best.items()}
+    out["benches"] = results_of_benches(passes[engines[0].name], benches, passes)
     return out
+
+
+def best_peer(r, n):
+    """(name, milliseconds, paired ratio of our time to its time) of the fastest peer at this size; None: no peer."""
+    peers = [(p["title"], p["t_ms"][n], p["of_paired"][n]) for p in r["benches"].values() if n in p["t_ms"]]
+    if "peer" in r:
+        peers.append((r["peer"]["title"], r["peer"]["t_ms"][n], r["of_peer_paired"][n]))
+    return min(peers, key=lambda p: p[1], default=None)
 
 
 def cells(s, n, tokens):
@@ -219,30 +219,34 @@ def table(o, r):
     ours = "tandem, " + r["cpu"] + (", floats by OpenBLAS" if o.float_gemm == "blas" else "") + ", K and V of " + o.kv_type
     yield "%5s | %-44s" % ("", ours) + (" | %s, %s" % (theirs["title"], theirs["cpu"]) if theirs else "")
     yield "%5s | %s" % ("seqs" if o.bench == "decode" else "rows", head) + (
-        " | %s | %6s %14s | %9s %6s" % (head, "ours/", "paired", "stand-in", "ours/") if theirs else "")
+        " | %s | %6s %14s" % (head, "ours/", "paired") if theirs else "") + "".join(
+            " | %14s %14s" % (b["title"], "paired") for b in r["benches"].values())
     for n in o.rows:
         line = "%5d | %s" % (n, cells(r, n, n))
         if theirs:
-            line += " | %s | %6.2f %14s |" % (cells(theirs, n, n), r["of_peer"][n], "%.3f +- %.3f" % r["of_peer_paired"][n])
-            if n in theirs["stand_in_ms"]:
-                line += " %9.2f %6.2f" % (theirs["stand_in_ms"][n], r["of_better_peer"][n])
+            line += " | %s | %6.2f %14s" % (cells(theirs, n, n), r["of_peer"][n], "%.3f +- %.3f" % r["of_peer_paired"][n])
+        for b in r["benches"].values():
+            line += " | %14.2f %14s" % (b["t_ms"][n], "%.3f +- %.3f" % b["of_paired"][n]) if n in b["t_ms"] else " | %29s" % ""
         yield line
     read = "plain reads of the same %.0f MiB: %.1f GB/s (%d streams per thread)" % (
         r["weights_bytes"] / 2**20, r["read_limit_gb_per_s"], r["read_limit_streams"])
     if "read_gb_per_s" in r:
         read += "; one row: %.1f GB/s, %.0f %%" % (r["read_gb_per_s"], 100 * r["read_gb_per_s"] / r["read_limit_gb_per_s"])
     yield read
-    if theirs and theirs["stand_in_ms"]:
-        yield "stand-in: ik_llama.cpp, estimated from llama.cpp's milliseconds and earlier ratios; ours/: relative to the faster of both"
 
 
 # ---------------------------------------------------------------- speculation
 
 
+def text_prompt(turn):
+    """A text of some tokens, another one in each turn."""
+    return "".join(chr(ord("a") + (turn * 7 + i * 5) % 26) for i in range(16))
+
+
 def measure_texts(engines, o):
-    """(draft length -> engine_tool's answers, milliseconds of llama.cpp's steps without drafts). Length 0: no drafts.
-    Every turn has another text."""
-    texts, steps = {k: [] for k in [0, *o.rows]}, []
+    """(draft length -> engine_tool's answers, milliseconds of llama.cpp's steps without drafts, draft length ->
+    (tokens/s, accepted part) of ik's texts). Length 0: no drafts. Every turn has another text."""
+    texts, steps, theirs = {k: [] for k in [0, *o.rows]}, [], {k: [] for k in o.rows if o.ik}
     for turn in range(o.reps + 1):
         for k, answers in texts.items():
             answer = engines[0].ask("spec %d %d %d" % (k, TEXT_TOKENS, 300 + turn))
@@ -250,7 +254,10 @@ def measure_texts(engines, o):
             if turn:
                 answers.append(answer)
                 steps += [times[1:]] if times else []
-    return texts, steps
+        for k, answers in theirs.items():
+            answer = llama_bench.speculative(o.ik, o, k, TEXT_TOKENS, text_prompt(turn))
+            answers += [answer] if turn else []
+    return texts, steps, theirs
 
 
 def figures_of_texts(answers, plain):
@@ -267,18 +274,16 @@ def figures_of_texts(answers, plain):
     return out
 
 
-def results_of_texts(o, engines, texts, steps):
+def results_of_texts(o, engines, texts, steps, theirs):
     plain = figures_of_texts(texts[0], None)
     out = {**what(o), "draft": os.path.basename(o.draft), "cpu": engines[0].about[0], "text_tokens": TEXT_TOKENS,
            "plain": plain, "k": {k: figures_of_texts(texts[k], plain) for k in o.rows}}
     if steps:
         out["peer"] = {"cpu": engines[1].about[0], **side("llama.cpp", engines[1].about[0], {1: steps})}
-        rate = 1e3 / out["peer"]["t_ms"][1]
-        known = o.shape == "1b" and o.type == "q8_0" and not o.model
-        if known and o.eps in BEST_SPECULATION:
-            out["best_peer_tokens_per_s"] = rate * BEST_SPECULATION[o.eps]
-            for r in out["k"].values():
-                r["of_best_peer"] = r["tokens_per_s"] / out["best_peer_tokens_per_s"]
+    out["ik"] = {k: {"tokens_per_s": statistics.harmonic_mean([a[0] for a in answers]), "accepted": statistics.mean(a[1] for a in answers)}
+                 for k, answers in theirs.items()}
+    for k, r in out["k"].items() if theirs else ():
+        r["of_best_ik"] = r["tokens_per_s"] / max(t["tokens_per_s"] for t in out["ik"].values())
     return out
 
 
@@ -286,19 +291,18 @@ def table_of_texts(o, r):
     yield "spec of %s, draft %s: %d threads, context %d, %d texts of %d tokens" % (
         r["model"], r["draft"], o.threads, o.context, o.reps, TEXT_TOKENS)
     yield "%5s | %8s %18s %8s | %5s %5s %5s %9s | %s" % (
-        "draft", "tokens/s", "tenth .. tenth", "of plain", "alpha", "tau", "c", "t/t(1)", "of best peer" if "best_peer_tokens_per_s" in r else "")
+        "draft", "tokens/s", "tenth .. tenth", "of plain", "alpha", "tau", "c", "t/t(1)",
+        "ik, tokens/s  accepted  ours/best of ik" if r["ik"] else "")
     for k, t in {0: r["plain"], **r["k"]}.items():
         line = "%5d | %8.1f %18s" % (k, t["tokens_per_s"], "%.1f .. %.1f" % t["spread_tokens_per_s"])
         if k:
             line += " %8.2f | %5.2f %5.2f %5.2f %9.2f |" % (t["speed_up"], t["alpha"], t["tau"], t["c"], t["of_one_row"])
-            line += " %.2f" % t["of_best_peer"] if "of_best_peer" in t else ""
+            if k in r["ik"]:
+                line += " %12.1f %9.2f %17.2f" % (r["ik"][k]["tokens_per_s"], r["ik"][k]["accepted"], t["of_best_ik"])
         yield line
     if "peer" in r:
         ms = r["peer"]["t_ms"][1]
-        line = "llama.cpp %s, %s, plain: %.2f ms, %.1f tokens/s" % (peer.VERSION, r["peer"]["cpu"], ms, 1e3 / ms)
-        if "best_peer_tokens_per_s" in r:
-            line += "; peers with their best speculation, estimated: %.1f" % r["best_peer_tokens_per_s"]
-        yield line
+        yield "llama.cpp %s, %s, plain: %.2f ms, %.1f tokens/s" % (peer.VERSION, r["peer"]["cpu"], ms, 1e3 / ms)
 
 
 # ---------------------------------------------------------------- models and options
@@ -342,6 +346,7 @@ def options(arguments):
     p.add_argument("--reps", type=int, default=7, help="turns (default: 7)")
     p.add_argument("--peer", default="best", 
                    help="no: measure without llama.cpp; or one of its builds: haswell, icelake, ... (default: best)")
+    p.add_argument("--ik", metavar="DIR", help="also measure ik_llama.cpp: the folder of its llama-bench and llama-speculative")
     p.add_argument("--against", metavar="BUILD", help="decode, verify, prefill: measure beside another build of Tandem "
                    "instead of llama.cpp, such as ../old/build/release")
     p.add_argument("--kv-type", default="f16", choices=["int8", "f16", "f32"],
@@ -361,6 +366,8 @@ def options(arguments):
         p.error("--against is for decode, verify and prefill")
     if o.against:
         o.peer = "no"
+    if o.ik and not os.path.exists(os.path.join(o.ik, "llama-bench")):
+        p.error("--ik: there is no llama-bench in " + o.ik)
     if o.bench == "spec" and bool(o.model) != bool(o.draft):
         p.error("spec needs either both --model and --draft or neither")
     most = 64 if o.bench in ("decode", "spec") else 512
@@ -388,8 +395,8 @@ def start_engines(o, stack):
     return engines
 
 
-def main(arguments):
-    o = options(arguments)
+def run(o):
+    """The figures of one benchmark."""
     if o.peer != "no":
         try:
             peer.install()
@@ -397,14 +404,23 @@ def main(arguments):
             raise SystemExit("%s; use --peer no to measure without it" % e) from e
     find_models(o)
     with contextlib.ExitStack() as stack:
-        engines = start_engines(o, stack)
+        engines, benches = start_engines(o, stack), llama_bench.benches(o.ik)
         others = OtherProcesses(engines)
-        if o.bench == "spec":
-            r, lines = results_of_texts(o, engines, *measure_texts(engines, o)), table_of_texts
-        else:
-            r, lines = results(o, engines, *measure(engines, o)), table
+        try:
+            if o.bench == "spec":
+                r = results_of_texts(o, engines, *measure_texts(engines, o))
+            else:
+                r = results(o, engines, *measure(engines, o, benches), benches)
+        except llama_bench.Failed as e:
+            raise SystemExit(str(e)) from e
         r["others_cores"] = others.cores()
-    print("\n".join(lines(o, r)))
+    return r
+
+
+def main(arguments):
+    o = options(arguments)
+    r = run(o)
+    print("\n".join((table_of_texts if o.bench == "spec" else table)(o, r)))
     print("other processes used %.2f cores during the measurement" % r["others_cores"])
     report.write(o, r)
 

@@ -14,7 +14,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.a
 BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev"))
 sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
 import engine
+import llama_bench
 import overlap
+import peers
 import prefix
 import speculation
 import speculation_sweep
@@ -75,23 +77,60 @@ class Bench(unittest.TestCase):
         self.run_bench("verify", "--rows", "1")
         self.assertEqual(os.stat(path).st_mtime_ns, before.st_mtime_ns)
 
-    def test_the_faster_of_peer_and_stand_in_counts(self):
-        o = engine.options(["verify", "--rows", "1,8,16", "--type", "q4_k_m"])
+    def test_the_fastest_peer_counts(self):
+        o = engine.options(["verify", "--rows", "1,8", "--type", "q4_k_m"])
         o.path = "x.gguf"
-        passes = {"tandem": {1: [[10.0]], 8: [[20.0]], 16: [[40.0]]}, "llama.cpp": {1: [[20.0]], 8: [[40.0]], 16: [[100.0]]}}
+        passes = {"tandem": {1: [[10.0]], 8: [[20.0]]}, "llama.cpp": {1: [[20.0]], 8: [[40.0]]}, "ik": {1: [[40.0]], 8: [[30.0]]},
+                  "ik -rtr 1": {1: [[15.0]], 8: []}}
 
         class Side:
             def __init__(self, name, *about):
                 self.name, self.about = name, about
 
-        r = engine.results(o, [Side("tandem", "c", "1000000"), Side("llama.cpp", "x64")], passes, {4: [1.0], 8: [2.0]})
-        self.assertEqual(r["of_one_row"], {1: 1, 8: 2, 16: 4})
-        self.assertEqual(r["of_peer"], {1: 0.5, 8: 0.5, 16: 0.4})
-        self.assertAlmostEqual(r["of_better_peer"][1], 10 / (20 / 1.13))
-        self.assertAlmostEqual(r["of_better_peer"][8], 20 / (40 * 0.78))
-        self.assertEqual(r["of_better_peer"][16], 0.4)
+        r = engine.results(o, [Side("tandem", "c", "1000000"), Side("llama.cpp", "x64")], passes, {4: [1.0], 8: [2.0]},
+                           llama_bench.benches("."))
+        self.assertEqual(r["of_one_row"], {1: 1, 8: 2})
+        self.assertEqual(r["of_peer"], {1: 0.5, 8: 0.5})
         self.assertEqual((r["read_limit_gb_per_s"], r["read_limit_streams"]), (1, 4))
+        for n, name, ms in [(1, "ik -rtr 1 ?", 15), (8, "ik ?", 30)]:
+            title, theirs, (ratio, error) = engine.best_peer(r, n)
+            self.assertEqual((title, theirs, error), (name, ms, 0))
+            self.assertAlmostEqual(ratio, passes["tandem"][n][0][0] / ms)
 
+    # ik_llama.cpp cannot be installed for a test. These are lines of its llama-bench (commit 8337e4c).
+    ANSWERS = [{"build_commit": "8337e4c", "n_prompt": 8, "n_gen": 0, "samples_ns": [16000000, 18000000]},
+               {"build_commit": "8337e4c", "n_prompt": 256, "n_gen": 16, "samples_ns": [160000000, 320000000]}]
+
+    def fake_llama_bench(self, text, status):
+        folder = tempfile.mkdtemp(dir=self.folder.name)
+        path = os.path.join(folder, "llama-bench")
+        with open(path, "w", encoding="utf-8") as f:
+            f.write("#!/bin/sh\necho \"$@\" >>%s/asked\ncat <<'END'\n%s\nEND\nexit %d\n" % (folder, text, status))
+        os.chmod(path, 0o755)
+        return folder
+
+    def test_llama_bench_runs_in_each_turn(self):
+        folder = self.fake_llama_bench(json.dumps(self.ANSWERS), 0)
+        text, figures = self.run_bench("verify", "--rows", "1,8", "--ik", folder)
+        self.assertIn("ik -rtr 1 8337e4c", text)
+        for name in ["ik", "ik -rtr 1"]:
+            self.assertEqual(figures["benches"][name]["t_ms"], {"1": 15, "8": 17})
+        with open(os.path.join(folder, "asked"), encoding="utf-8") as f:
+            asked = f.read().splitlines()
+        self.assertEqual(len(asked), 2 * 3)  # with the turn that is not counted
+        self.assertIn("-p 8 -n 0 -gp 256,16 -o json", asked[0])
+
+    def test_a_llama_bench_that_fails_ends_the_benchmark(self):
+        with self.assertRaisesRegex(SystemExit, "llama-bench ended with status 3"):
+            self.run_bench("verify", "--rows", "1,8", "--ik", self.fake_llama_bench("", 3))
+
+    def test_peers_prints_one_table(self):
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            peers.main(["--shape", "tiny", "--types", "q8_0,bf16", "--peer", "no", "--reps", "2", "--threads", "2", "--bin", BIN,
+                        "--models", self.folder.name])
+        self.assertEqual(re.findall(r"^(\w+) +(\d+) \| +[\d.]+$", text.getvalue(), re.M),
+                         [(kind, rows) for kind in ("q8_0", "bf16") for rows in ("1", "8", "16", "512")])
 
     def test_turns_are_compared_in_pairs(self):
         ratio, error = engine.paired([[10.0, 12.0], [40.0]], [[11.0], [10.0]])
