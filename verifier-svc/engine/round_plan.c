@@ -32,6 +32,7 @@ struct sched_grant round_wanted(const struct seq *s)
     return (struct sched_grant){.todo = todo,
                                 .draft = todo == 1 && round_is_decoding(s) ? seq_n_draft(s) : 0,
                                 .own_draft = s->proposer == SEQ_NO_PROPOSER || s->req->fixed,
+                                .whole_draft = s->proposer == SEQ_NO_PROPOSER,
                                 .waits = seq_waits(s)};
 }
 

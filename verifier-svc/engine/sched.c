@@ -147,15 +147,37 @@ static uint32_t prompt_rows(const struct sched *s, uint32_t used, uint32_t n_dec
     return min_u32(max_u32(rows, SCHED_MIN_CHUNK), s->limits.max_rows - used);
 }
 
+/* A sequence that decodes, with a draft that must not be cut for lack of time. */
+static bool has_whole_draft(const struct sched_grant *g)
+{
+    return g->whole_draft && g->rows == 1 && g->draft;
+}
+
+/* Takes the rows from the sequences with whole drafts; returns how many. */
+static uint32_t miss_pass(struct sched_grant *v, uint32_t n)
+{
+    uint32_t missed = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (has_whole_draft(&v[i])) {
+            v[i].rows = 0;
+            missed++;
+        }
+    }
+    return missed;
+}
+
 uint32_t sched_grant_rows(struct sched *s, struct sched_grant *v, uint32_t n, bool shared)
 {
     struct sched_load l = {.n = n, .n_decoding = grant_decoding(s, v, n), .shared = shared};
-    uint32_t n_waiting = 0;
+    uint32_t n_waiting = 0, n_plain = l.n_decoding;
     for (uint32_t i = 0; i < n; i++) {
         l.n_prompts += v[i].todo > 1;
         n_waiting += v[i].waits;
+        n_plain -= has_whole_draft(&v[i]);
     }
-    const bool counts = shared && l.n_decoding + n_waiting, owes = counts && s->owed_us > 0;
+    const bool counts = shared && n_plain + n_waiting, owes = counts && s->owed_us > 0;
+    if (owes && n_plain)
+        l.n_decoding -= miss_pass(v, n);
     uint32_t used = l.n_decoding + grant_drafts(v, n, sched_draft_rows(s, &l), !owes);
     if (l.n_prompts && !owes)
         used += grant_prompts(s, v, n, prompt_rows(s, used, l.n_decoding + n_waiting));

@@ -11,7 +11,9 @@
  * Extra rows are those of prompts, and of drafts whose length a client has chosen. While several
  * flows share the passes and one decodes, extra rows take at most half of the time. After a pass
  * with extra rows come passes without them, until these have taken as long as the extra rows. Only
- * while all that decode wait for their drafts, a prompt gets a few rows.
+ * while all that decode wait for their drafts, a prompt gets a few rows. A draft that a client
+ * wants verified is not cut for this: its sequence misses these passes, and does not count as one
+ * that decodes.
  *
  * Threads: the engine's. Time is an argument. */
 #pragma once
@@ -66,6 +68,7 @@ struct sched_grant {
     uint32_t todo;       // rows until its next token; 1: it decodes; 0: none this time
     uint32_t draft;      // draft rows wanted; only with todo 1
     bool own_draft;      // the client has chosen the draft's length: the draft's rows are extra
+    bool whole_draft;    // the client has sent the draft and wants all of it verified
     bool waits;          // it decodes, but waits some milliseconds for its draft; todo is 0
     uint32_t rows;       // granted of todo
     uint32_t draft_rows; // granted of draft

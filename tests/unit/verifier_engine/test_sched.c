@@ -440,6 +440,49 @@ static void drafts_of_clients_take_half_of_the_time_of_other_flows(void **state)
     assert_int_equal(sched_grant_rows(&s, v, 2, false), 70);
 }
 
+static void whole_drafts_miss_passes_and_are_not_cut(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    sched_pass_done(&s, 1, 1000);
+    sched_pass_done(&s, 66, 66000);
+    struct sched_grant v[] = {{.todo = 1},
+                              {.todo = 1, .draft = 64, .own_draft = true, .whole_draft = true},
+                              {.todo = 900}};
+    assert_int_equal(sched_grant_rows(&s, v, 2, true), 66);
+    sched_pass_done(&s, 66, 66000);
+    for (int i = 0; i < 64; i++) { // as long as the draft took
+        assert_int_equal(sched_grant_rows(&s, v, 2, true), 1);
+        assert_true(v[0].rows == 1 && v[1].rows == 0 && v[1].draft_rows == 0);
+        sched_pass_done(&s, 1, 1000);
+    }
+    assert_int_equal(sched_grant_rows(&s, v, 2, true), 66);
+    sched_pass_done(&s, 66, 66000);
+    v[1].draft = 0; // it has none now
+    assert_int_equal(sched_grant_rows(&s, v, 2, true), 2);
+}
+
+/* Nobody decodes without one. */
+static void whole_drafts_of_several_flows_miss_no_pass(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    sched_pass_done(&s, 1, 1000);
+    sched_pass_done(&s, 40, 40000);
+    struct sched_grant v[] = {{.todo = 1, .draft = 16, .own_draft = true, .whole_draft = true},
+                              {.todo = 1, .draft = 16, .own_draft = true, .whole_draft = true},
+                              {.todo = 900}};
+    for (int i = 0; i < 9; i++) {
+        assert_true(sched_grant_rows(&s, v, 3, true) > 34);
+        assert_true(v[0].draft_rows == 16 && v[1].draft_rows == 16 && v[2].rows > 0);
+        sched_pass_done(&s, 40, 40000);
+    }
+    v[2] = (struct sched_grant){.waits = true}; // it decodes, too
+    assert_int_equal(sched_grant_rows(&s, v, 3, true), 34);
+    sched_pass_done(&s, 34, 34000);
+    assert_int_equal(sched_grant_rows(&s, v, 3, true), 2); // only to fill the gap
+}
+
 static void the_rows_of_a_pass_are_a_limit(void **state)
 {
     (void)state;
@@ -496,6 +539,8 @@ int main(void)
         cmocka_unit_test(prompts_take_half_of_the_time_of_a_sequence_that_waits),
         cmocka_unit_test(prompts_share_passes_with_prompts),
         cmocka_unit_test(drafts_of_clients_take_half_of_the_time_of_other_flows),
+        cmocka_unit_test(whole_drafts_miss_passes_and_are_not_cut),
+        cmocka_unit_test(whole_drafts_of_several_flows_miss_no_pass),
         cmocka_unit_test(the_rows_of_a_pass_are_a_limit),
         cmocka_unit_test(a_request_that_never_waited_is_not_counted_as_passed),
     };
