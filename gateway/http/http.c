@@ -17,6 +17,7 @@
 #include "gateway/http/http_request.h"
 #include "gateway/http/http_tls.h"
 
+#define OTHER_WORK_US 30          // of a thread for a request, beside our own: parsing, sending
 #define MAX_URL_BYTES 2048        // path and query, decoded
 #define POOL_BYTES (64u << 10)    // of a connection: header and read buffer
 #define DISCARD_BYTES (64u << 20) // read past max_body, so that the client sees the 413
@@ -177,6 +178,32 @@ static enum MHD_Result take_body(struct http_request *r, const char *data, size_
     return r->body_bytes > r->s->o.max_body + DISCARD_BYTES ? MHD_NO : MHD_YES;
 }
 
+/* Time that this thread has worked. */
+static int64_t thread_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+/* The request is complete. */
+static enum MHD_Result handle(struct http_request *r)
+{
+    if (!r->dispatched && !r->refused) {
+        if (r->too_big)
+            return refuse_body(r);
+        if (r->body.error)
+            return http_refuse(r, 500, "no memory for this request");
+        pthread_mutex_lock(&r->mu);
+        r->dispatched = true;
+        pthread_mutex_unlock(&r->mu);
+        svc_awake();
+        r->s->handler(r->s->user, r);
+        svc_asleep();
+    }
+    return http_answer_or_sleep(r);
+}
+
 static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char *path,
                                  const char *method, const char *version, const char *data,
                                  size_t *n, void **request)
@@ -187,20 +214,15 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
         return request_begin(s, c, path, method, version, request);
     if (*n)
         return take_body(r, data, n);
-    if (!r->dispatched && !r->refused) {
-        if (r->too_big)
-            return refuse_body(r);
-        if (r->body.error)
-            return http_refuse(r, 500, "no memory for this request");
-        pthread_mutex_lock(&r->mu);
-        r->dispatched = true;
-        pthread_mutex_unlock(&r->mu);
+    if (!r->asked)
         set_phase(s, c, CONNECTION_ANSWERING, r);
-        svc_awake();
-        s->handler(s->user, r);
-        svc_asleep();
-    }
-    return http_answer_or_sleep(r);
+    enum http_turn turn = http_take_turn(r);
+    if (turn != HTTP_TURN_NOW)
+        return turn == HTTP_TURN_LATER ? MHD_YES : MHD_NO;
+    int64_t from_us = thread_us();
+    enum MHD_Result ok = handle(r);
+    request_pace_done(s->pace, &r->turn, thread_us() - from_us + OTHER_WORK_US);
+    return ok;
 }
 
 static void on_completed(void *cls, struct MHD_Connection *c, void **request,
@@ -211,6 +233,7 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **request,
     if (!r)
         return;
     *request = NULL;
+    request_pace_leave(s->pace, &r->turn);
     /* libmicrohttpd removes a connection that ended early only when its thread wakes. */
     if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && !atomic_load(&s->stopping))
         MHD_resume_connection(c);
@@ -296,6 +319,7 @@ int http_new(const struct http_options *o, int fd, http_handler *handler, void *
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)); // inherited by connections
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     int rc = request_memory_new(o->max_bodies, &s->memory);
+    rc = rc < 0 ? rc : request_pace_new(o->n_threads, http_on_turn, &s->pace);
     rc = rc < 0 ? rc : connections_new(o, &s->connections);
     rc = rc < 0 ? rc : start_daemon(s);
     if (rc < 0) {
@@ -310,6 +334,7 @@ int http_new(const struct http_options *o, int fd, http_handler *handler, void *
 void http_drain(struct http_server *s)
 {
     atomic_store(&s->draining, true);
+    request_pace_end(s->pace);
     if (s->listen_fd >= 0)
         connections_unlisten(s->connections);
     s->listen_fd = -1;
@@ -362,6 +387,7 @@ void http_free(struct http_server *s)
         return;
     http_stop(s);
     connections_free(s->connections);
+    request_pace_free(s->pace);
     request_memory_free(s->memory);
     if (s->listen_fd >= 0)
         close(s->listen_fd);

@@ -192,6 +192,13 @@ static void resume_locked(struct http_request *r)
     r->suspended = false;
 }
 
+/* With the lock. */
+static void sleep_locked(struct http_request *r)
+{
+    r->suspended = true;
+    MHD_suspend_connection(r->c);
+}
+
 void http_header(struct http_request *r, const char *name, const char *value)
 {
     char *copy = r->n_headers < HTTP_MAX_HEADERS ? strdup(value) : NULL;
@@ -307,7 +314,7 @@ void http_end(struct http_request *r)
 void http_watch_hung_up(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);
-    bool pending = r->dispatched && !r->unreachable && r->suspended;
+    bool pending = r->asked && !r->unreachable && r->suspended;
     r->hung_up = true;
     if (pending) {
         r->unreachable = true;
@@ -388,8 +395,7 @@ static ssize_t stream_read(void *cls, uint64_t at, char *to, size_t max)
     } else if (r->ended) {
         n = MHD_CONTENT_READER_END_OF_STREAM;
     } else {
-        r->suspended = true;
-        MHD_suspend_connection(r->c); // under the lock, or a resume would be lost
+        sleep_locked(r); // under the lock, or a resume would be lost
     }
     void (*on_drain)(void *user) = caught_up && r->on_close ? r->on_drain : NULL;
     bool over = r->ended && r->out.len == r->out_at;
@@ -452,6 +458,41 @@ static enum MHD_Result queue_answer(struct http_request *r)
     return ok;
 }
 
+void http_on_turn(struct request_pace_turn *t)
+{
+    struct http_request *r = OWNER(t, struct http_request, turn);
+    pthread_mutex_lock(&r->mu);
+    r->has_turn = true;
+    resume_locked(r);
+    pthread_mutex_unlock(&r->mu);
+}
+
+static void ask_turn(struct http_request *r)
+{
+    pthread_mutex_lock(&r->mu);
+    bool first = !r->asked;
+    r->asked = true;
+    pthread_mutex_unlock(&r->mu);
+    if (first && request_pace_ask(r->s->pace, &r->turn, &r->client, r->body_bytes, clock_us()))
+        http_on_turn(&r->turn);
+}
+
+enum http_turn http_take_turn(struct http_request *r)
+{
+    enum http_turn turn = HTTP_TURN_NOW;
+    ask_turn(r);
+    pthread_mutex_lock(&r->mu);
+    if (!r->has_turn && (r->unreachable || r->hung_up || atomic_load(&r->s->stopping))) {
+        r->unreachable = true;
+        turn = HTTP_TURN_NEVER;
+    } else if (!r->has_turn) {
+        turn = HTTP_TURN_LATER;
+        sleep_locked(r);
+    }
+    pthread_mutex_unlock(&r->mu);
+    return turn;
+}
+
 enum MHD_Result http_answer_or_sleep(struct http_request *r)
 {
     enum MHD_Result ok = MHD_YES;
@@ -465,8 +506,7 @@ enum MHD_Result http_answer_or_sleep(struct http_request *r)
         r->unreachable = disconnected = true;
         ok = MHD_NO;
     } else {
-        r->suspended = true;
-        MHD_suspend_connection(r->c);
+        sleep_locked(r);
     }
     pthread_mutex_unlock(&r->mu);
     if (disconnected)

@@ -10,6 +10,7 @@
 #include "gateway/http/connections.h"
 #include "gateway/http/http.h"
 #include "gateway/http/request_memory.h"
+#include "gateway/http/request_pace.h"
 
 #define HTTP_MAX_HEADERS 16 // of an answer, in addition to the standard ones
 
@@ -22,6 +23,7 @@ struct http_server {
     int listen_fd;
     atomic_bool draining, stopping;
     struct request_memory *memory;
+    struct request_pace *pace;
 };
 
 enum http_request_answer { NONE, REPLY, STREAM };
@@ -41,10 +43,13 @@ struct http_request {
     struct address client;
     enum http_reserve reserve;
     bool closes; // its connection, after the answer
+    struct request_pace_turn turn;
 
     pthread_mutex_t mu;       // guards the fields below
     struct MHD_Connection *c; // NULL: libmicrohttpd has finished it
     enum http_request_answer answer;
+    bool asked;       // for its turn
+    bool has_turn;    // it may be handled
     bool dispatched;  // the handler was called
     bool suspended;   // its connection is suspended
     bool hung_up;     // the client has closed at least its sending side
@@ -74,6 +79,12 @@ struct http_request {
     void *attached;
 };
 
+/* NEVER: the client has hung up, or the server stops. */
+enum http_turn { HTTP_TURN_NOW, HTTP_TURN_LATER, HTTP_TURN_NEVER };
+/* Whether the complete request may be handled. LATER: its connection is suspended until then. */
+enum http_turn http_take_turn(struct http_request *r);
+/* Called by request_pace.h: the wait is over. */
+void http_on_turn(struct request_pace_turn *t);
 /* Calls on_close once. Without the lock: the owner may call functions of this file. */
 void http_notify_close(struct http_request *r);
 /* Sends the answer if there is one, else suspends the connection. */

@@ -25,6 +25,7 @@ struct auth_guest {
     struct auth_key *k;
     unsigned n; // its part of k->n_running
     struct key_budget_hold hold;
+    uint64_t prompt_tokens; // estimated
 };
 
 struct auth {
@@ -257,6 +258,12 @@ void auth_use(struct auth_guest *u, uint64_t n_tokens, int64_t now_us)
     pthread_mutex_unlock(&u->k->a->mu);
 }
 
+void auth_use_prompts(struct auth_guest *u, int64_t now_us)
+{
+    if (u)
+        auth_use(u, u->prompt_tokens, now_us);
+}
+
 /* ---- models ---- */
 
 /* Whether `name` is one of "a,b,c". */
@@ -381,19 +388,24 @@ static void set_default_tokens(const struct key_file_limits *l, struct openai_re
     q->max_tokens.value = most > 0 ? most : 1;
 }
 
-/* The tokens that the request may use. The prompts are an estimate: only the verifier can count
- * their tokens. */
-static uint64_t most_tokens(const struct openai_request *q)
+/* An estimate: only the verifier can count the tokens of the prompts. */
+static uint64_t prompt_tokens(const struct openai_request *q)
 {
     size_t bytes = q->template_vars ? strlen(q->template_vars) : 0;
-    uint64_t each =
-        q->max_tokens.set ? (uint64_t)q->max_tokens.value : GENERATE_WIRE_COMPLETION_TOKENS;
-    uint64_t n = openai_request_choices(q) * each;
+    uint64_t n = 0;
     for (unsigned i = 0; i < q->n_prompts; i++) {
         n += q->prompts[i].n_ids;
         bytes += q->prompts[i].len;
     }
     return n + (bytes + AUTH_TOKEN_BYTES - 1) / AUTH_TOKEN_BYTES;
+}
+
+/* The tokens that the choices of the request may use. */
+static uint64_t completion_tokens(const struct openai_request *q)
+{
+    uint64_t each =
+        q->max_tokens.set ? (uint64_t)q->max_tokens.value : GENERATE_WIRE_COMPLETION_TOKENS;
+    return openai_request_choices(q) * each;
 }
 
 /* With the lock. */
@@ -403,7 +415,8 @@ static int reserve_tokens(struct auth_guest *u, const struct openai_request *q, 
     const struct key_file_limits *l = &u->k->line.limits;
     struct key_budget_level level;
     int64_t wait_us;
-    uint64_t n = most_tokens(q);
+    u->prompt_tokens = prompt_tokens(q);
+    uint64_t n = u->prompt_tokens + completion_tokens(q);
     int rc = key_budget_reserve(&u->k->budget, l, now_us, n, &u->hold, &level, &wait_us);
     if (rc == 0)
         return 0;

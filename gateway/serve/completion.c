@@ -354,6 +354,8 @@ static void end_failed(struct completion *x, const struct upstream_call *a)
     pthread_mutex_lock(&x->mu);
     bool closed = x->closed, aborted = x->aborted;
     pthread_mutex_unlock(&x->mu);
+    if (closed && a && a->target && !a->begun)
+        auth_use_prompts(http_attached(x->http), clock_unix_us());
     if (closed)
         end_silently(x);
     else if (aborted || !a)

@@ -276,12 +276,14 @@ static bool hold(void *user, size_t bytes)
     return a->events->on_hold(a, bytes);
 }
 
-/* Another verifier could not continue an answer with other tokens. */
+/* Another verifier could not continue an answer with other tokens. A verifier may leave n_vocab
+ * out. */
 static bool has_known_tokens(const struct upstream_call *a, const Tandem__V1__TokenRun *run)
 {
+    uint32_t n_vocab = a->model->info->n_vocab;
     bool known = true;
-    for (size_t i = 0; i < run->n_tokens; i++)
-        known &= run->tokens[i]->id < a->model->info->n_vocab;
+    for (size_t i = 0; i < run->n_tokens && n_vocab; i++)
+        known &= run->tokens[i]->id < n_vocab;
     return known;
 }
 

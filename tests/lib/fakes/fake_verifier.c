@@ -334,7 +334,6 @@ static void model_start(struct rpc_call *c, struct rpc_msg *msg)
     m.weight_type = rpc_text("q8_0");
     m.bos_text = rpc_text("<s>");
     m.context_length = 1024;
-    m.n_vocab = 1 << 20;
     m.created = 1700000000;
     rpc_call_reply(c, &m.base);
 }

@@ -268,6 +268,23 @@ static void tokens_of_ended_requests_count(void **state)
     for (unsigned i = 0; i < 2000 && (left = left_of(port, 1000000)) <= after - 900; i++)
         poll(NULL, 0, 5);
     assert_in_range(left, after - 899, after - 8 - 16);
+    /* One that disconnects before the first token; a token is estimated as 4 bytes. */
+    static const char *const prompts[] = {"silent 12345",
+                                          "silent 12345, and 27 further bytes, or 28"};
+    static const long n_tokens[] = {3, 11};
+    for (size_t i = 0; i < ARRAY_LEN(prompts); i++) {
+        long before = left_after_probe(port, ALICE);
+        c = http_client_open(port);
+        char body[100];
+        snprintf(body, sizeof(body), "{\"prompt\":\"%s\",\"max_tokens\":1000}", prompts[i]);
+        http_client_ask(&c, "POST /v1/completions", "X-API-Key: " ALICE "\r\n", body);
+        gateway_await_running(stage.verifier, 1);
+        http_client_close(&c);
+        gateway_await_running(stage.verifier, 0);
+        for (unsigned k = 0; k < 2000 && (left = left_of(port, 1000000)) <= before - 900; k++)
+            poll(NULL, 0, 5);
+        assert_int_equal(left, before - 8 - n_tokens[i]);
+    }
     child_stop(&s);
 }
 

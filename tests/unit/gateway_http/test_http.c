@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "base/buf.h"
+#include "base/metrics.h"
 #include "gateway/http/answer.h"
 #include "gateway/http/http.h"
 #include "gateway/http/listen.h"
@@ -348,6 +349,39 @@ static void a_disconnect_is_reported_once(void **state)
     assert_int_equal(atomic_load(&n_closed), 1);
 }
 
+static double n_paced(void)
+{
+    return metrics_value(metrics_counter("tandem_gateway_requests_paced_total", "", NULL));
+}
+
+/* Of an address with many connections, some wait while another address is there. All are answered,
+ * and the other one does not wait. On a busy machine the requests arrive slowly: then once more. */
+static void an_address_with_many_requests_waits(void **state)
+{
+    (void)state;
+    struct http_client c[PLACES - 10], other = http_client_open_from(2, port);
+    for (size_t i = 0; i < ARRAY_LEN(c); i++)
+        c[i] = http_client_open(port);
+    http_client_ask(&other, "GET /a", "", "");
+    fine(http_client_read(&other, WAIT_MS));
+    double before = n_paced();
+    for (int tries = 0; n_paced() == before; tries++) {
+        assert_true(tries < 100);
+        for (size_t i = 0; i < ARRAY_LEN(c); i++)
+            http_client_ask(&c[i], "GET /a", "", "");
+        for (size_t i = 0; i < ARRAY_LEN(c); i++)
+            fine(http_client_read(&c[i], WAIT_MS));
+    }
+    before = n_paced();
+    http_client_ask(&other, "GET /a", "", "");
+    fine(http_client_read(&other, WAIT_MS));
+    assert_true(n_paced() == before);
+    for (size_t i = 0; i < ARRAY_LEN(c); i++)
+        http_client_close(&c[i]);
+    http_client_close(&other);
+    assert_true(has_open(0));
+}
+
 /* ---- without memory ---- */
 
 /* A connection that the server knows. */
@@ -438,6 +472,7 @@ int main(void)
         CASE(a_drain_answers_and_closes),
         CASE(a_stop_ends_what_waits),
         CASE(a_disconnect_is_reported_once),
+        CASE(an_address_with_many_requests_waits),
         CASE(a_request_that_finds_no_memory_ends_its_connection),
         CASE(a_body_that_finds_no_memory_is_500),
         CASE(a_server_that_finds_no_memory_closes_its_socket),

@@ -26,6 +26,8 @@ static struct {
 } mhd;
 static int64_t now_us;
 static bool has_memory = true;
+static bool may_begin;
+static unsigned n_asked;
 
 int64_t __wrap_clock_us(void);
 struct MHD_Response *__wrap_MHD_create_response_from_callback(uint64_t size, size_t block,
@@ -39,6 +41,8 @@ enum MHD_Result __wrap_MHD_queue_response(struct MHD_Connection *c, unsigned sta
                                           struct MHD_Response *m);
 void __wrap_MHD_destroy_response(struct MHD_Response *m);
 void __wrap_MHD_suspend_connection(struct MHD_Connection *c);
+bool __wrap_request_pace_ask(struct request_pace *p, struct request_pace_turn *t,
+                             const struct address *a, size_t bytes, int64_t at_us);
 void __wrap_MHD_resume_connection(struct MHD_Connection *c);
 
 int64_t __wrap_clock_us(void)
@@ -106,6 +110,16 @@ void __wrap_MHD_resume_connection(struct MHD_Connection *c)
     mhd.n_resumed++;
 }
 
+bool __wrap_request_pace_ask(struct request_pace *p, struct request_pace_turn *t,
+                             const struct address *a, size_t bytes, int64_t at_us)
+{
+    (void)p, (void)t, (void)a;
+    assert_int_equal(bytes, 1234);
+    assert_int_equal(at_us, now_us);
+    n_asked++;
+    return may_begin;
+}
+
 /* ---- a request ---- */
 
 static struct http_server server;
@@ -136,6 +150,8 @@ static int start(void **state)
     *r = (struct http_request){.s = &server,
                                .c = (struct MHD_Connection *)&mhd,
                                .path = strdup("/v1/x"),
+                               .asked = true,
+                               .has_turn = true,
                                .dispatched = true,
                                .method = "POST",
                                .id = "id-1",
@@ -374,6 +390,80 @@ static void a_disconnect_before_the_wait_is_noticed(void **state)
     assert_false(mhd.suspended);
 }
 
+/* ---- turns ---- */
+
+/* A complete request that has not asked yet. */
+static enum http_turn ask(bool now)
+{
+    r->asked = r->has_turn = r->dispatched = false;
+    r->body_bytes = 1234;
+    may_begin = now;
+    n_asked = 0;
+    return http_take_turn(r);
+}
+
+static void a_request_may_begin_immediately(void **state)
+{
+    (void)state;
+    assert_int_equal(ask(true), HTTP_TURN_NOW);
+    assert_int_equal(http_take_turn(r), HTTP_TURN_NOW); // when its answer is there
+    assert_int_equal(n_asked, 1);
+    assert_false(mhd.suspended);
+}
+
+static void a_request_sleeps_until_its_turn(void **state)
+{
+    (void)state;
+    assert_int_equal(ask(false), HTTP_TURN_LATER);
+    assert_true(mhd.suspended);
+    http_on_turn(&r->turn);
+    assert_false(mhd.suspended);
+    assert_int_equal(http_take_turn(r), HTTP_TURN_NOW);
+    assert_int_equal(n_asked, 1);
+}
+
+/* The answer of a refused one is set already. */
+static void a_refused_request_sleeps_until_its_turn(void **state)
+{
+    (void)state;
+    reply(401, "x");
+    assert_int_equal(ask(false), HTTP_TURN_LATER);
+    http_on_turn(&r->turn);
+    assert_int_equal(http_take_turn(r), HTTP_TURN_NOW);
+    assert_int_equal(http_answer_or_sleep(r), MHD_YES);
+    assert_int_equal(mhd.status, 401);
+}
+
+static void a_client_that_hangs_up_gets_no_turn(void **state)
+{
+    (void)state;
+    assert_int_equal(ask(false), HTTP_TURN_LATER);
+    http_watch_hung_up(r);
+    assert_false(mhd.suspended); // its connection can end
+    assert_int_equal(http_take_turn(r), HTTP_TURN_NEVER);
+}
+
+static void a_client_that_hung_up_before_gets_no_turn(void **state)
+{
+    (void)state;
+    r->hung_up = true;
+    assert_int_equal(ask(false), HTTP_TURN_NEVER);
+    assert_false(mhd.suspended);
+}
+
+static void a_server_that_stops_gives_no_turns(void **state)
+{
+    (void)state;
+    assert_int_equal(ask(false), HTTP_TURN_LATER);
+    http_watch_abandon(r);
+    assert_false(mhd.suspended);
+    assert_int_equal(http_take_turn(r), HTTP_TURN_NEVER);
+    r->unreachable = false;
+    atomic_store(&server.stopping, true);
+    assert_int_equal(ask(false), HTTP_TURN_NEVER);
+    atomic_store(&server.stopping, false);
+}
+
 static void a_half_closed_client_gets_the_answer_that_is_there(void **state)
 {
     (void)state;
@@ -386,7 +476,7 @@ static void a_half_closed_client_gets_the_answer_that_is_there(void **state)
 static void a_request_that_was_not_complete_only_notes_a_disconnect(void **state)
 {
     (void)state;
-    r->dispatched = false;
+    r->asked = r->has_turn = r->dispatched = false;
     http_answer_or_sleep(r);
     http_watch_hung_up(r);
     assert_int_equal(n_closed, 0);
@@ -697,6 +787,12 @@ int main(void)
         CASE(without_memory_there_is_no_answer),
         CASE(a_disconnect_ends_a_request_that_waits),
         CASE(a_disconnect_before_the_wait_is_noticed),
+        CASE(a_request_may_begin_immediately),
+        CASE(a_request_sleeps_until_its_turn),
+        CASE(a_refused_request_sleeps_until_its_turn),
+        CASE(a_client_that_hangs_up_gets_no_turn),
+        CASE(a_client_that_hung_up_before_gets_no_turn),
+        CASE(a_server_that_stops_gives_no_turns),
         CASE(a_half_closed_client_gets_the_answer_that_is_there),
         CASE(a_request_that_was_not_complete_only_notes_a_disconnect),
         CASE(a_stopped_server_answers_no_longer),

@@ -1,0 +1,250 @@
+/* request_pace.c - the times of addresses, and the requests that wait. */
+#include "gateway/http/request_pace.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/metrics.h"
+#include "base/rng.h"
+#include "base/svc.h"
+#include "base/thread.h"
+
+#define PART 4 // an address gets 1 / PART of the threads' time
+#define TICK_US 1000
+#define REQUEST_US 50   // of a thread, for a request without a body
+#define BYTES_PER_US 16 // of a body, for the worst JSON
+#define MOST_US 4000    // charged before; larger bodies are read on other threads
+#define MOST_AT_ONCE 16 // requests of an address whose waits end in one tick
+
+struct request_pace_entry {
+    int64_t next_us;                        // when the next request may begin
+    struct request_pace_turn *first, *last; // that wait
+    struct request_pace_entry *prev, *next; // of those with requests that wait
+};
+
+struct request_pace {
+    void (*go)(struct request_pace_turn *t);
+    unsigned n_threads;
+    uint64_t secret; // clients must not choose addresses that meet in one entry
+    struct metric *waited;
+    pthread_t thread;
+    bool runs; // the thread
+
+    pthread_mutex_t mu; // guards the fields below
+    pthread_cond_t changed;
+    struct request_pace_entry entries[REQUEST_PACE_ENTRIES];
+    struct request_pace_entry *waiting; // entries with requests that wait
+    struct {
+        const struct request_pace_entry *entry;
+        int64_t at_us;
+    } recent[2]; // the last two different addresses
+    bool ended;
+};
+
+/* ---- decisions; with the lock ---- */
+
+static int64_t interval_us(const struct request_pace *p, int64_t work_us)
+{
+    return work_us * PART / p->n_threads;
+}
+
+static void note_client(struct request_pace *p, const struct request_pace_entry *e, int64_t now_us)
+{
+    if (p->recent[0].entry != e)
+        p->recent[1] = p->recent[0];
+    p->recent[0].entry = e;
+    p->recent[0].at_us = now_us;
+}
+
+/* Whether another address has sent a request lately. */
+static bool has_others(const struct request_pace *p, const struct request_pace_entry *e,
+                       int64_t now_us)
+{
+    bool others = false;
+    for (int i = 0; i < 2; i++)
+        others |= p->recent[i].entry && p->recent[i].entry != e &&
+                  now_us - p->recent[i].at_us < REQUEST_PACE_ALONE_US;
+    return others;
+}
+
+static bool may_begin(const struct request_pace *p, const struct request_pace_entry *e,
+                      int64_t now_us)
+{
+    return p->ended || e->next_us <= now_us || !has_others(p, e, now_us);
+}
+
+static void charge(struct request_pace *p, struct request_pace_turn *t, int64_t now_us)
+{
+    struct request_pace_entry *e = t->entry;
+    int64_t earliest_us = now_us - interval_us(p, REQUEST_PACE_BURST_US);
+    if (!has_others(p, e, now_us)) {
+        t->charged_us = 0;
+        return;
+    }
+    e->next_us = e->next_us > earliest_us ? e->next_us : earliest_us;
+    e->next_us += interval_us(p, t->charged_us);
+}
+
+/* ---- the requests that wait; with the lock ---- */
+
+static void append(struct request_pace *p, struct request_pace_turn *t)
+{
+    struct request_pace_entry *e = t->entry;
+    if (!e->first) {
+        e->prev = NULL;
+        e->next = p->waiting;
+        if (e->next)
+            e->next->prev = e;
+        p->waiting = e;
+    }
+    t->prev = e->last;
+    t->next = NULL;
+    *(t->prev ? &t->prev->next : &e->first) = t;
+    e->last = t;
+    t->waits = true;
+    pthread_cond_signal(&p->changed);
+}
+
+static void take_out(struct request_pace *p, struct request_pace_turn *t)
+{
+    struct request_pace_entry *e = t->entry;
+    *(t->prev ? &t->prev->next : &e->first) = t->next;
+    *(t->next ? &t->next->prev : &e->last) = t->prev;
+    t->waits = false;
+    if (e->first)
+        return;
+    *(e->prev ? &e->prev->next : &p->waiting) = e->next;
+    if (e->next)
+        e->next->prev = e->prev;
+}
+
+static void end_waits(struct request_pace *p, struct request_pace_entry *e, int64_t now_us)
+{
+    for (int i = 0; i < MOST_AT_ONCE && e->first && may_begin(p, e, now_us); i++) {
+        struct request_pace_turn *t = e->first;
+        take_out(p, t);
+        charge(p, t, now_us);
+        p->go(t);
+    }
+}
+
+/* ---- calls ---- */
+
+bool request_pace_ask(struct request_pace *p, struct request_pace_turn *t, const struct address *a,
+                      size_t bytes, int64_t now_us)
+{
+    struct address site = address_site(a);
+    int64_t by_size_us = REQUEST_US + (int64_t)(bytes / BYTES_PER_US);
+    pthread_mutex_lock(&p->mu);
+    t->entry = &p->entries[address_hash(&site, p->secret) % REQUEST_PACE_ENTRIES];
+    t->charged_us = by_size_us < MOST_US ? by_size_us : MOST_US;
+    note_client(p, t->entry, now_us);
+    bool now = !t->entry->first && may_begin(p, t->entry, now_us);
+    if (now)
+        charge(p, t, now_us);
+    else
+        append(p, t);
+    pthread_mutex_unlock(&p->mu);
+    if (!now)
+        metrics_add(p->waited, 1);
+    return now;
+}
+
+void request_pace_done(struct request_pace *p, struct request_pace_turn *t, int64_t took_us)
+{
+    pthread_mutex_lock(&p->mu);
+    if (t->charged_us)
+        t->entry->next_us += interval_us(p, took_us - t->charged_us);
+    t->charged_us = 0;
+    pthread_mutex_unlock(&p->mu);
+}
+
+void request_pace_leave(struct request_pace *p, struct request_pace_turn *t)
+{
+    pthread_mutex_lock(&p->mu);
+    if (t->waits) {
+        take_out(p, t);
+        t->charged_us = 0; // nothing was charged
+    }
+    pthread_mutex_unlock(&p->mu);
+}
+
+void request_pace_end(struct request_pace *p)
+{
+    pthread_mutex_lock(&p->mu);
+    p->ended = true;
+    pthread_cond_signal(&p->changed);
+    pthread_mutex_unlock(&p->mu);
+}
+
+void request_pace_tick(struct request_pace *p, int64_t now_us)
+{
+    pthread_mutex_lock(&p->mu);
+    for (struct request_pace_entry *e = p->waiting, *next; e; e = next) {
+        next = e->next;
+        end_waits(p, e, now_us);
+    }
+    pthread_mutex_unlock(&p->mu);
+}
+
+/* ---- the thread ---- */
+
+/* false: nobody waits, and the pace has ended. */
+static bool await_waits(struct request_pace *p)
+{
+    pthread_mutex_lock(&p->mu);
+    while (!p->waiting && !p->ended)
+        pthread_cond_wait(&p->changed, &p->mu);
+    bool waits = p->waiting != NULL;
+    pthread_mutex_unlock(&p->mu);
+    return waits;
+}
+
+static void *pace_main(void *arg)
+{
+    struct request_pace *p = arg;
+    while (await_waits(p)) {
+        svc_awake();
+        nanosleep(&(struct timespec){.tv_nsec = TICK_US * 1000}, NULL);
+        request_pace_tick(p, clock_us());
+        svc_asleep();
+    }
+    return NULL;
+}
+
+int request_pace_new(unsigned n_threads, void (*go)(struct request_pace_turn *t),
+                     struct request_pace **ret)
+{
+    AUTO(request_pace_free) struct request_pace *p = calloc(1, sizeof(*p));
+    if (!p)
+        return fail(-ENOMEM, "http: no memory");
+    pthread_mutex_init(&p->mu, NULL);
+    pthread_cond_init(&p->changed, NULL);
+    p->go = go;
+    p->n_threads = n_threads;
+    p->secret = rng_secret();
+    p->waited = metrics_counter("tandem_gateway_requests_paced_total",
+                                "Requests that waited because their address had used its part of "
+                                "the time of the HTTP threads.",
+                                NULL);
+    int rc = thread_start(pace_main, p, 0, &p->thread);
+    if (rc < 0)
+        return rc;
+    p->runs = true;
+    *ret = TAKE(p);
+    return 0;
+}
+
+void request_pace_free(struct request_pace *p)
+{
+    if (!p)
+        return;
+    request_pace_end(p);
+    if (p->runs)
+        pthread_join(p->thread, NULL);
+    pthread_cond_destroy(&p->changed);
+    pthread_mutex_destroy(&p->mu);
+    free(p);
+}
