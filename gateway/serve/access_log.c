@@ -1,5 +1,6 @@
 /* access_log.c - the log line and the metrics of each request for tokens. */
 #include "gateway/serve/access_log.h"
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include "base/clock.h"
@@ -7,6 +8,8 @@
 #include "base/log_pace.h"
 #include "base/mem.h"
 #include "base/metrics.h"
+#include "base/rng.h"
+#include "gateway/serve/refusal_lines.h"
 
 static const char *const endpoints[] = {[OPENAI_CHAT] = "chat_completions",
                                         [OPENAI_COMPLETION] = "completions",
@@ -16,6 +19,8 @@ static struct {
     struct metric *requests[ARRAY_LEN(endpoints)], *no_key, *backoff, *key_limit, *failed,
         *cancelled, *retried, *resumed, *lost_ids, *first_token_s, *per_token_s, *total_s;
 } metrics;
+
+static struct refusal_lines refusal_lines = {.mu = PTHREAD_MUTEX_INITIALIZER};
 
 static struct metric *seconds_histogram(const char *name, const char *help)
 {
@@ -32,6 +37,7 @@ static struct metric *refused_counter(const char *reason)
 
 void access_log_init(void)
 {
+    refusal_lines.secret = rng_secret();
     for (size_t i = 1; i < ARRAY_LEN(endpoints); i++) {
         char label[64];
         if (!endpoints[i])
@@ -79,11 +85,23 @@ void access_log_bad_key(struct http_request *r, int status)
     log_debug("request without a valid API key id=%s status=%d", http_id(r), status);
 }
 
+/* Whether a refusal has a line. client: the text of its address. */
+static bool has_line(const struct http_request *r, char client[ADDRESS_TEXT_MAX])
+{
+    uint64_t left_out;
+    bool has = refusal_lines_take(&refusal_lines, http_client(r), clock_us(), &left_out);
+    address_text(http_client(r), client);
+    if (left_out)
+        log_info("refused requests without a line client=%s n=%" PRIu64, client, left_out);
+    return has;
+}
+
 void access_log_denied(struct http_request *r, int status, const char *why)
 {
-    count_denied(status);
     char client[ADDRESS_TEXT_MAX];
-    address_text(http_client(r), client);
+    count_denied(status);
+    if (!has_line(r, client))
+        return;
     log_info("request refused id=%s client=%s status=%d: %s", http_id(r), client, status, why);
 }
 
@@ -122,7 +140,9 @@ void access_log_refused(const struct access_log *c, struct http_request *r,
 {
     metrics_add(metrics.failed, 1);
     count_denied(fault->status);
-    char why[sizeof(fault->text) + sizeof("...")];
+    char why[sizeof(fault->text) + sizeof("...")], client[ADDRESS_TEXT_MAX];
+    if (!has_line(r, client))
+        return;
     log_info("request refused id=%s%s endpoint=%s status=%d param=%s: %s", http_id(r),
              ids_text(c, r).text, endpoints[c->kind], fault->status, fault->param,
              log_unquoted(fault->text, why, sizeof(why)));

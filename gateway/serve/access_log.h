@@ -1,5 +1,7 @@
 /* access_log.h - the log line and the metrics of each request for tokens.
  *
+ * Refusals of one client have a limited number of lines (refusal_lines.h); the metrics count all.
+ *
  * Threads: access_log_begin() on http threads, the rest on the thread that answers the request. */
 #pragma once
 #include <stdbool.h>

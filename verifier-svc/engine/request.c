@@ -149,10 +149,11 @@ static int read_prompt(const message *m, const struct request_limits *limits, st
 }
 
 /* Checks that value is a number within [min, max]. */
-static int read_float(const char *name, float value, double min, double max, float *ret)
+static int read_float(const char *name, float value, float min, float max, float *ret)
 {
     if (!(value >= min && value <= max)) // NaN too
-        return fail(-EINVAL, "%s is %g, allowed is %g to %g", name, (double)value, min, max);
+        return fail(-EINVAL, "%s is %g, allowed is %g to %g", name, (double)value, (double)min,
+                    (double)max);
     *ret = value;
     return 0;
 }
@@ -199,7 +200,7 @@ static int read_sampling(const sampling *s, uint32_t n_vocab, struct request *r)
     if (!err && s->has_min_p_case)
         err = read_float("min_p", s->min_p, 0, 1, &p->min_p);
     if (!err && s->has_repetition_case)
-        err = read_float("repetition_penalty", s->repetition_penalty, 0.01, 100, &p->repetition);
+        err = read_float("repetition_penalty", s->repetition_penalty, 0.01F, 100, &p->repetition);
     if (!err && s->has_presence_case)
         err = read_float("presence_penalty", s->presence_penalty, -2, 2, &p->presence);
     if (!err && s->has_frequency_case)

@@ -7,6 +7,7 @@
 #include "base/metrics.h"
 #include "gateway/http/http_request.h"
 #include "gateway/serve/access_log.h"
+#include "gateway/serve/refusal_lines.h"
 #include "lib/lib.h"
 #include "lib/rigs/logged.h"
 
@@ -96,6 +97,32 @@ static int start(void **state)
     r = (struct http_request){.s = &server, .id = "id-1", .begun_us = 1000000};
     log_init("test", LOG_LEVEL_INFO);
     return 0;
+}
+
+static void refusals_of_a_client_have_few_lines(void **state)
+{
+    (void)state;
+    struct http_request of = {.s = &server, .id = "id-1"};
+    struct address a[2];
+    assert_true(address_parse("192.0.2.1", 9, &a[0]) && address_parse("192.0.2.2", 9, &a[1]));
+    now_us = 100000000;
+    double limited = value_of(series[LIMIT]);
+    for (unsigned turn = 0; turn < 2; turn++) {
+        logged_begin();
+        for (unsigned i = 0; i < 2; i++)
+            for (unsigned k = 0; k < REFUSAL_LINES_MAX + (i ? 0 : 7); k++) {
+                of.client = a[i];
+                access_log_denied(&of, 429, "too many");
+            }
+        const char *text = logged_end();
+        assert_int_equal(logged_count(text, "request refused id=id-1"), 2 * REFUSAL_LINES_MAX);
+        assert_int_equal(strstr(text, "without a line client=192.0.2.1 n=7") != NULL, turn == 1);
+        assert_null(strstr(text, "without a line client=192.0.2.2"));
+        now_us += REFUSAL_LINES_US;
+    }
+    assert_true(value_of(series[LIMIT]) - limited == 2 * (2 * REFUSAL_LINES_MAX + 7));
+    for (int i = 0; i < N; i++)
+        before[i] = value_of(series[i]);
 }
 
 static void each_event_is_counted_once(void **state)
@@ -238,6 +265,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_event_is_counted_once),
+        cmocka_unit_test(refusals_of_a_client_have_few_lines),
         cmocka_unit_test(tokens_are_timed),
         cmocka_unit_test(lines_name_the_client_the_trace_and_the_key),
     };
