@@ -117,9 +117,9 @@ class Verifier:
         self.start()
 
     def start(self):
-        # The slowest kernels: so a token takes milliseconds, and an answer can be hit in its middle. ThreadSanitizer is slow enough
-        # with the fastest ones; with these, an answer takes minutes.
-        slow = {} if "tsan" in BIN else {"TANDEM_CPU": "c"}
+        # The slowest kernels: so a token takes milliseconds, and an answer can be hit in its middle. Sanitizers are slow enough with
+        # the fastest ones.
+        slow = {} if SANITIZED else {"TANDEM_CPU": "c"}
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen([os.path.join(BIN, "verifier-svc"), "--model", MODEL, "--listen", self.target, "--threads", "1",
                                              "--max-sequences", "64", *self.options], stdout=log, stderr=log, env={**os.environ, **slow})
