@@ -66,8 +66,7 @@ static const struct conf_option table[] = {
      "status 429, in s"},
     {"stall_timeout", CONF_FLOAT, &o.stall_timeout, "5", 0.5, 3600, NULL, NULL, 0,
      "silence of a verifier, which otherwise reports twice a second, until its answers are "
-     "continued "
-     "elsewhere, in s"},
+     "continued elsewhere, in s; a pass that takes four times as long counts as silence"},
     {"resume_wait", CONF_FLOAT, &o.resume_wait, "10", 0, 3600, NULL, NULL, 0,
      "how long a request or answer whose verifier is lost waits for one that takes it, in s; 0: it "
      "fails"},

@@ -46,11 +46,10 @@ struct rpc_guard {
     struct log_pace pace;
 };
 
-static const char *const reasons[RPC_PEERS_ENDS] = {[RPC_PEERS_RESETS] = "resets",
-                                                    [RPC_PEERS_BYTES] = "bytes",
-                                                    [RPC_PEERS_STALL] = "stall",
-                                                    [RPC_PEERS_CROWD] = "crowd",
-                                                    [RPC_PEERS_BAN] = "ban"};
+static const char *const reasons[RPC_PEERS_ENDS] = {
+    [RPC_PEERS_RESETS] = "resets", [RPC_PEERS_REFUSED] = "refused calls",
+    [RPC_PEERS_BYTES] = "bytes",   [RPC_PEERS_STALL] = "stall",
+    [RPC_PEERS_CROWD] = "crowd",   [RPC_PEERS_BAN] = "ban"};
 
 static void register_metrics(struct rpc_guard *g)
 {
@@ -318,6 +317,18 @@ void rpc_guard_reset(struct rpc_guard *g, struct rpc_peer *p)
 {
     if (p && rpc_peer_reset(g->peers, p, clock_us()))
         wake(g);
+}
+
+void rpc_guard_refused(struct rpc_guard *g, struct rpc_peer *p)
+{
+    if (p && rpc_peer_refused(g->peers, p, clock_us()))
+        wake(g);
+}
+
+void rpc_guard_refused_done(struct rpc_guard *g, struct rpc_peer *p)
+{
+    if (p)
+        rpc_peer_refused_done(g->peers, p);
 }
 
 void rpc_guard_done(struct rpc_guard *g, struct rpc_peer *p)

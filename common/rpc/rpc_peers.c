@@ -29,10 +29,11 @@ struct rpc_peer {
     bool known; // when the scan began; a call may create an account later
     bool called;
     bool trusted;
-    unsigned n_calls;  // they hold a pointer
-    int64_t used_us;   // a call has begun or ended; before the first one: the first sight
-    int64_t resets_us; // when n_resets was calculated
-    int64_t n_resets;  // less those that time has forgiven
+    unsigned n_calls;   // they hold a pointer
+    int64_t used_us;    // a call has begun or ended; before the first one: the first sight
+    int64_t resets_us;  // when n_resets was calculated
+    int64_t n_resets;   // less those that time has forgiven
+    unsigned n_refused; // refused calls that have not ended
     struct explained all;
     struct explained settled;      // what `all` was when the scan began
     struct explained credited;     // of those, in `unexplained`
@@ -328,6 +329,23 @@ bool rpc_peer_reset(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
         end_offender(ps, p, RPC_PEERS_RESETS, now_us);
     pthread_mutex_unlock(&ps->mu);
     return ends;
+}
+
+bool rpc_peer_refused(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
+{
+    pthread_mutex_lock(&ps->mu);
+    bool ends = ++p->n_refused > RPC_PEERS_REFUSED_MAX && !p->end;
+    if (ends)
+        end_offender(ps, p, RPC_PEERS_REFUSED, now_us);
+    pthread_mutex_unlock(&ps->mu);
+    return ends;
+}
+
+void rpc_peer_refused_done(struct rpc_peers *ps, struct rpc_peer *p)
+{
+    pthread_mutex_lock(&ps->mu);
+    p->n_refused--;
+    pthread_mutex_unlock(&ps->mu);
 }
 
 void rpc_peer_done(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)

@@ -7,6 +7,8 @@
  * explain as many as a good client needs for them, in all RPC_PEERS_CREDIT_PER_S. A connection is
  * ended if
  * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
+ * - it leaves more than RPC_PEERS_REFUSED_MAX refusals unread: gRPC core works longer for each event,
+ *   the more calls there are;
  * - all clients' connections together have more than RPC_PEERS_CLIENT_BYTES_MAX unexplained bytes,
  *   or those of services too more than RPC_PEERS_ALL_TIMES as many, and it has most;
  * - the process has allocated RPC_PEERS_GROWTH_MAX more, in small pieces, while clients together
@@ -38,6 +40,7 @@
 #define RPC_PEERS_RESET_US 1000000
 #define RPC_PEERS_RESETS_PER_S 64 // in the long run
 #define RPC_PEERS_RESETS_BURST 2048
+#define RPC_PEERS_REFUSED_MAX 512
 /* Of unfinished headers gRPC core 1.51 keeps about five times as many bytes (fields of 104). */
 #define RPC_PEERS_CLIENT_BYTES_MAX (64u << 20)
 #define RPC_PEERS_ALL_TIMES 4 // services are few, and send the prompts of many clients
@@ -60,6 +63,7 @@
 enum rpc_peers_end {
     RPC_PEERS_KEEP,
     RPC_PEERS_RESETS,
+    RPC_PEERS_REFUSED,
     RPC_PEERS_BYTES,
     RPC_PEERS_STALL,
     RPC_PEERS_CROWD, // too many connections
@@ -101,6 +105,11 @@ void rpc_peer_message(struct rpc_peers *ps, struct rpc_peer *p, size_t bytes);
 void rpc_peer_sent(struct rpc_peers *ps, struct rpc_peer *p);
 /* The client has reset the call. True: therefore the connection must be ended now. */
 bool rpc_peer_reset(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
+/* The call was refused. True: the connection must be ended now, because too many refused ones have
+ * not ended. */
+bool rpc_peer_refused(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
+/* A refused call ends; rpc_peer_done() follows. */
+void rpc_peer_refused_done(struct rpc_peers *ps, struct rpc_peer *p);
 /* The call has ended; p is not valid afterwards. */
 void rpc_peer_done(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
 

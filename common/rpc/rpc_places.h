@@ -3,7 +3,7 @@
  * A client that starts calls and reads no answer would hold their places, and the memory of the
  * answers, as long as it likes. So unread answers give way, the oldest first: to a new call that
  * finds no place, and to each other above a number of bytes. A stream whose first message has not
- * arrived gives way to a new call, too.
+ * arrived gives way to a new call, too. Calls of services do not give way.
  *
  * Private to common/rpc. Threads: any, with the server's lock. */
 #pragma once

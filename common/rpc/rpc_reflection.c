@@ -9,6 +9,8 @@
 #include "rpc/rpc_reflection.h"
 
 #define MAX_WAITING (256 << 10) // bytes of unread answers beyond which we stop reading requests
+#define MAX_REQUEST 4096
+#define TOO_LARGE "a reflection request has at most 4096 bytes"
 
 extern const uint8_t rpc_protos[]; // rpc_protos.S
 extern const uint64_t rpc_protos_size;
@@ -207,6 +209,10 @@ static void on_message(struct rpc_call *c, struct rpc_msg *msg)
 {
     if (!msg) {
         rpc_call_finish(c, RPC_OK, NULL);
+        return;
+    }
+    if (rpc_msg_len(msg) > MAX_REQUEST) { // the answer repeats it
+        rpc_call_finish(c, RPC_INVALID_ARGUMENT, TOO_LARGE);
         return;
     }
     ProtobufCMessage *m =

@@ -177,6 +177,8 @@ void rpc_call_unref(struct rpc_call *c)
     struct rpc_server *s = c->s;
     rpc_sendq_done(&c->q);
     grpc_call_unref(c->core);
+    if (c->is_refused)
+        rpc_guard_refused_done(s->guard, c->account);
     rpc_guard_done(s->guard, c->account);
     pthread_mutex_lock(&s->mu);
     *c->prev = c->next;
@@ -275,6 +277,7 @@ static bool abort_call(struct rpc_call *c, enum rpc_code code, const char *text)
     bool now = !c->has_status;
     if (now) {
         c->has_status = c->aborted = true;
+        c->finished_us = clock_us();
         c->code = code;
         c->text = strdup(text);
         rpc_sendq_clear(&c->q);

@@ -91,11 +91,12 @@ struct rpc_call {
     struct rpc_call *next, **prev; // in the method's list, under the server's lock
     struct rpc_place place;        // under the server's lock
     bool is_running;               // counts in n_running
+    bool is_refused;               // counts for the connection
 
     pthread_mutex_t mu; // guards the fields below and the start of batches
     struct rpc_sendq q;
     bool sending, sent_headers, has_status, sent_status;
-    bool cancelled, aborted; // by the client; by rpc_server_stop()
+    bool cancelled, aborted; // by the client; by the server
     bool paused, recv_due;
     bool received; // a message has arrived; its thread's
     bool answered; // the client has got something; its thread's

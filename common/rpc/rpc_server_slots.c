@@ -142,16 +142,17 @@ static unsigned places_for(const struct rpc_places *ps, unsigned roles)
     return is_service(roles) ? ps->max : ps->max - ps->max / 4;
 }
 
-/* *ret_displaced: the call that must end for this one, with a reference; unchanged: there is none.
- * With the server's lock. */
+/* If the places for c are taken, it gets that of a client's call which gives way. *ret_displaced:
+ * that call, with a reference; it must be NULL before, and stays so if there is none. With the
+ * server's lock. */
 static bool take_place(struct rpc_server *s, struct rpc_call *c, struct method *m,
                        struct rpc_call **ret_displaced)
 {
     struct rpc_places *ps = m->own.max ? &m->own : &s->shared;
     unsigned n_max = places_for(ps, c->roles);
-    while (ps->n == n_max && (ps->unread.oldest || ps->unasked.oldest))
+    while (!*ret_displaced && ps->n >= n_max && (ps->unread.oldest || ps->unasked.oldest))
         *ret_displaced = take_oldest(ps->unread.oldest ? &ps->unread : &ps->unasked);
-    return rpc_places_take(ps, &c->place, n_max);
+    return rpc_places_take(ps, &c->place, *ret_displaced ? ps->max : n_max);
 }
 
 /* Takes a place for a new call, or makes it a refusal. *ret_displaced: as above. With the server's
@@ -170,7 +171,7 @@ static void admit_call(struct rpc_server *s, struct rpc_call *c, struct method *
     } else if (!take_place(s, c, m, ret_displaced)) {
         c->m = &busy_method;
     } else {
-        if (m->m->reads_stream)
+        if (m->m->reads_stream && !is_service(c->roles))
             rpc_places_unasked(&c->place);
         c->is_running = !m->m->during_drain;
         s->n_running += c->is_running;
@@ -188,8 +189,11 @@ static void add_call(struct rpc_server *s, struct method *m, struct rpc_call *c)
     if (c->next)
         c->next->prev = &c->next;
     m->calls = c;
+    c->is_refused = c->m != m->m && !is_service(c->roles);
     pthread_mutex_unlock(&s->mu);
     end_displaced(displaced);
+    if (c->is_refused)
+        rpc_guard_refused(s->guard, c->account);
 }
 
 void rpc_server_first_message(struct rpc_call *c)

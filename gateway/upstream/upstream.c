@@ -193,8 +193,9 @@ static void take_model(struct verifier *v)
     uint64_t turn_ms = v->model->info->turn_ms;
     int64_t turn_us = 1000 * (int64_t)(turn_ms < INT32_MAX ? turn_ms : INT32_MAX);
     char text[96];
-    v->answered_us = clock_us() - turn_us;
-    if (turn_us <= v->u->turn_us) {
+    v->answered_us = clock_us();
+    v->hangs = turn_us > v->u->turn_us;
+    if (!v->hangs) {
         set_reported(v, state_of(v->model->info));
         return;
     }
@@ -252,7 +253,7 @@ enum upstream_stay upstream_stay(struct verifier *v, int64_t silent_us, int64_t 
 {
     pthread_mutex_lock(&v->u->mu);
     bool leaves = v->state == UPSTREAM_DRAINING,
-         silent = v->state == UPSTREAM_DOWN && now_us - v->answered_us > silent_us;
+         silent = v->state == UPSTREAM_DOWN && (v->hangs || now_us - v->answered_us > silent_us);
     pthread_mutex_unlock(&v->u->mu);
     return leaves ? UPSTREAM_LEAVES : silent ? UPSTREAM_SILENT : UPSTREAM_STAYS;
 }

@@ -47,7 +47,7 @@ enum upstream_state {
 #define UPSTREAM_OWNER_GRACE_US 5000000
 
 /* The engine of a verifier hangs if a turn of it takes this many times stall_us. A turn has at most
- * one pass. A pass over the prompts of many requests can take seconds with a large model. */
+ * one pass. A pass over prompts can take seconds with a large model. */
 #define UPSTREAM_TURN_STALLS 4
 
 struct upstream_patience {

@@ -217,12 +217,20 @@ static void drop_next(struct upstream_call *a)
     pause_tries(a);
 }
 
+static void set_malformed(struct upstream_call *a, bool malformed)
+{
+    pthread_mutex_lock(&a->mu);
+    a->malformed = malformed;
+    pthread_mutex_unlock(&a->mu);
+}
+
 /* The current leg has begun. */
 static void end_search(struct upstream_call *a)
 {
     a->tried = 0;
     a->pause_us = FIRST_PAUSE_US;
     set_waiting(a, 0);
+    set_malformed(a, false);
 }
 
 /* The next leg has begun and becomes the current one. false: it cannot; its events are ignored. */
@@ -391,6 +399,7 @@ static void end_current(struct upstream_call *a, const struct upstream_leg *leg,
     }
     if (committed_is_whole(&a->committed)) {
         a->status.code = RPC_OK;
+        set_malformed(a, false);
         finish(a);
     } else if (!a->current) {
         take_loss(a, leg, status->code);
@@ -401,15 +410,9 @@ static void end_current(struct upstream_call *a, const struct upstream_leg *leg,
 static void end_malformed(struct upstream_call *a, struct upstream_leg *leg)
 {
     static const struct rpc_status lost = {RPC_UNAVAILABLE, "the verifier's answer is malformed"};
-    if (may_move(a, lost.code)) {
-        leave(leg);
-        end_current(a, leg, &lost);
-        return;
-    }
-    pthread_mutex_lock(&a->mu);
-    a->malformed = true;
-    pthread_mutex_unlock(&a->mu);
-    finish(a);
+    set_malformed(a, true);
+    leave(leg);
+    end_current(a, leg, &lost);
 }
 
 static void take_message(struct upstream_leg *leg, const Tandem__V1__GenerateEvent *e)

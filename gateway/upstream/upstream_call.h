@@ -91,7 +91,7 @@ struct upstream_call {
     bool over, done;              // no more tries; the owner knows it
 
     pthread_mutex_t mu; // guards the fields below
-    bool malformed;     // the verifier sent an event that is not valid, and none continues
+    bool malformed;     // the last verifier sent an event that is not valid
     bool overdue;       // no verifier began the request in time
     bool cancelled;
     int64_t waiting_since_us; // start of the wait for a verifier to begin; 0: no wait

@@ -18,7 +18,8 @@ struct verifier {
     int64_t owned_us;                   // time of that answer
     bool query_pending;
     int64_t query_at_us;
-    int64_t answered_us; // of its last answer to GetModel: when the current turn began
+    int64_t answered_us; // time of its last answer to GetModel
+    bool hangs;          // as it said then: a turn of its engine takes longer than turn_us
 };
 
 struct waiter {

@@ -366,8 +366,11 @@ def options(arguments):
         p.error("--against is for decode, verify and prefill")
     if o.against:
         o.peer = "no"
-    if o.ik and not os.path.exists(os.path.join(o.ik, "llama-bench")):
-        p.error("--ik: there is no llama-bench in " + o.ik)
+    program = "llama-speculative" if o.bench == "spec" else "llama-bench"
+    if o.ik and not os.path.exists(os.path.join(o.ik, program)):
+        p.error("--ik: there is no %s in %s" % (program, o.ik))
+    if o.ik and o.bench == "decode" and 1 not in o.rows:
+        p.error("--ik: llama-bench decodes one sequence only; --rows lacks 1")
     if o.bench == "spec" and bool(o.model) != bool(o.draft):
         p.error("spec needs either both --model and --draft or neither")
     most = 64 if o.bench in ("decode", "spec") else 512

@@ -30,6 +30,7 @@ struct sched_grant round_wanted(const struct seq *s)
 {
     const uint32_t todo = seq_todo(s);
     return (struct sched_grant){.todo = todo,
+                                .flow = s->req->place.flow,
                                 .draft = todo == 1 && round_is_decoding(s) ? seq_n_draft(s) : 0,
                                 .own_draft = s->proposer == SEQ_NO_PROPOSER || s->req->fixed,
                                 .whole_draft = s->proposer == SEQ_NO_PROPOSER,

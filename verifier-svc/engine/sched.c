@@ -109,15 +109,59 @@ static uint32_t grant_drafts(struct sched_grant *v, uint32_t n, uint32_t budget,
     return used;
 }
 
-static uint32_t grant_prompts(const struct sched *s, struct sched_grant *v, uint32_t n,
-                              uint32_t budget)
+/* Rows that a prompt can still get in this pass. */
+static uint32_t prompt_rest(const struct sched *s, const struct sched_grant *g)
+{
+    return g->todo > 1 ? min_u32(g->todo, s->limits.prefill_chunk) - g->rows : 0;
+}
+
+/* Rows for prompts in their order: of all flows, or only of the flow of `like`. */
+static uint32_t grant_in_order(const struct sched *s, struct sched_grant *v, uint32_t n,
+                               uint32_t budget, const struct sched_grant *like)
 {
     uint32_t used = 0;
     for (uint32_t i = 0; i < n && used < budget; i++) {
-        if (v[i].todo > 1)
-            used += v[i].rows = min_u32(min_u32(v[i].todo, s->limits.prefill_chunk), budget - used);
+        if (like && v[i].flow != like->flow)
+            continue;
+        const uint32_t more = min_u32(prompt_rest(s, &v[i]), budget - used);
+        v[i].rows += more;
+        used += more;
     }
     return used;
+}
+
+/* Whether v[i] is the first prompt of its flow. */
+static bool leads_flow(const struct sched_grant *v, uint32_t i)
+{
+    bool leads = v[i].todo > 1;
+    for (uint32_t k = 0; k < i && leads; k++)
+        leads = v[k].todo <= 1 || v[k].flow != v[i].flow;
+    return leads;
+}
+
+/* Rows in equal parts for all flows. */
+static uint32_t grant_equally(const struct sched *s, struct sched_grant *v, uint32_t n,
+                              uint32_t budget)
+{
+    uint32_t used = 0, n_flows = 0;
+    for (uint32_t i = 0; i < n; i++)
+        n_flows += leads_flow(v, i);
+    for (uint32_t i = 0; i < n && used < budget; i++) {
+        if (leads_flow(v, i)) {
+            const uint32_t part = (budget - used + n_flows - 1) / n_flows;
+            used += grant_in_order(s, v, n, part, &v[i]);
+            n_flows--;
+        }
+    }
+    return used;
+}
+
+static uint32_t grant_prompts(const struct sched *s, struct sched_grant *v, uint32_t n,
+                              uint32_t budget)
+{
+    uint32_t used = grant_in_order(s, v, n, budget - budget / 2, NULL);
+    used += grant_equally(s, v, n, budget - used);
+    return used + grant_in_order(s, v, n, budget - used, NULL);
 }
 
 uint32_t sched_draft_rows(const struct sched *s, const struct sched_load *l)
@@ -147,7 +191,7 @@ static uint32_t prompt_rows(const struct sched *s, uint32_t used, uint32_t n_dec
     return min_u32(max_u32(rows, SCHED_MIN_CHUNK), s->limits.max_rows - used);
 }
 
-/* A sequence that decodes, with a draft that must not be cut for lack of time. */
+/* A sequence that decodes, with a draft that must not be cut because time is owed. */
 static bool has_whole_draft(const struct sched_grant *g)
 {
     return g->whole_draft && g->rows == 1 && g->draft;
@@ -178,10 +222,13 @@ uint32_t sched_grant_rows(struct sched *s, struct sched_grant *v, uint32_t n, bo
     const bool counts = shared && n_plain + n_waiting, owes = counts && s->owed_us > 0;
     if (owes && n_plain)
         l.n_decoding -= miss_pass(v, n);
-    uint32_t used = l.n_decoding + grant_drafts(v, n, sched_draft_rows(s, &l), !owes);
+    const bool gap = owes && !n_plain; // all that decode wait for their drafts
+    uint32_t for_drafts = sched_draft_rows(s, &l);
+    for_drafts = gap ? min_u32(for_drafts, SCHED_MIN_CHUNK) : for_drafts;
+    uint32_t used = l.n_decoding + grant_drafts(v, n, for_drafts, !owes || gap);
     if (l.n_prompts && !owes)
         used += grant_prompts(s, v, n, prompt_rows(s, used, l.n_decoding + n_waiting));
-    else if (l.n_prompts && !used) // all that decode wait for their drafts
+    else if (l.n_prompts && !used)
         used += grant_prompts(s, v, n, min_u32(SCHED_MIN_CHUNK, s->limits.max_rows));
     const uint32_t extra = counts ? extra_rows(v, n) : 0;
     s->has_extra = extra > 0;

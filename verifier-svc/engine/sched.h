@@ -5,15 +5,16 @@
  * for it. Each request has its own count, which continues while other requests are the head.
  *
  * In a pass each decoding sequence first gets its row, then drafts get theirs. Prompts get the
- * remaining time and rows (chunked prefill), so a long prompt never stops the others. Nor do the
- * drafts of one flow stop another flow.
+ * remaining time and rows (chunked prefill), so a long prompt never stops the others. Half of these
+ * rows go to prompts in their order, the other half to all flows with prompts in equal parts. So
+ * the prompts of one flow do not stop those of another. Nor do its drafts.
  *
  * Extra rows are those of prompts, and of drafts whose length a client has chosen. While several
  * flows share the passes and one decodes, extra rows take at most half of the time. After a pass
  * with extra rows come passes without them, until these have taken as long as the extra rows. Only
- * while all that decode wait for their drafts, a prompt gets a few rows. A draft that a client
- * wants verified is not cut for this: its sequence misses these passes, and does not count as one
- * that decodes.
+ * while all that decode wait for their drafts, prompts and such drafts get a few rows. A draft
+ * that a client wants verified is not cut for the passes without extra rows: its sequence misses
+ * them, and does not count as one that decodes.
  *
  * Threads: the engine's. Time is an argument. */
 #pragma once
@@ -66,9 +67,10 @@ uint32_t sched_admit(const struct sched_wait *waiting, uint32_t n, uint32_t free
 /* Rows that a running sequence wants and gets. Sorted by arrival. */
 struct sched_grant {
     uint32_t todo;       // rows until its next token; 1: it decodes; 0: none this time
+    uint32_t flow;       // a number of its flow
     uint32_t draft;      // draft rows wanted; only with todo 1
     bool own_draft;      // the client has chosen the draft's length: the draft's rows are extra
-    bool whole_draft;    // the client has sent the draft and wants all of it verified
+    bool whole_draft;    // the client has sent the draft, and wants as much as possible verified
     bool waits;          // it decodes, but waits some milliseconds for its draft; todo is 0
     uint32_t rows;       // granted of todo
     uint32_t draft_rows; // granted of draft

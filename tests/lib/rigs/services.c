@@ -173,6 +173,18 @@ void service_signal(const struct service *s, int sig)
     kill(s->pid, sig);
 }
 
+void service_client_on_tcp(const struct service *s, struct rpc_client **ret)
+{
+    unsigned port = 0;
+    char target[32];
+    size_t len;
+    AUTO(mem_free) char *log = lib_read(s->log, &len);
+    const char *at = strstr(log, "port=");
+    assert_true(at && sscanf(at, "port=%u", &port) == 1);
+    snprintf(target, sizeof(target), "127.0.0.1:%u", port);
+    assert_int_equal(rpc_client_new(target, NULL, ret), 0);
+}
+
 bool service_said(const struct service *s, const char *text)
 {
     size_t len;

@@ -4,6 +4,7 @@
 #pragma once
 #include <stdbool.h>
 #include <sys/types.h>
+#include "rpc/rpc.h"
 
 struct service {
     pid_t pid;
@@ -29,5 +30,7 @@ void service_stop(struct service *s);
 /* Sends SIGKILL and waits. */
 void service_kill(struct service *s);
 void service_signal(const struct service *s, int signal);
+/* A client of a service that was started with --listen 127.0.0.1:0, too. It has the role client. */
+void service_client_on_tcp(const struct service *s, struct rpc_client **ret);
 /* Whether the service's log contains this text. */
 bool service_said(const struct service *s, const char *text);

@@ -337,6 +337,7 @@ class Resume(Disturbed):
     def test_a_verifier_whose_engine_hangs_is_left(self):
         first = self.verifiers[0]
         self.everywhere(ANSWERS["seeded"], first.hang, first.proceed, self.positions([2]))
+        self.assertIn("its engine has not finished a pass for", self.gateway_log())
 
     def test_a_drain_hands_its_answers_over(self):
         first = self.verifiers[0]

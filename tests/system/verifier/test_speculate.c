@@ -581,18 +581,6 @@ static void must_be_denied(struct rpc_client *c, const char *target, const char 
         fail_msg("%s", st.text);
 }
 
-static void client_on_tcp(const struct service *s, struct rpc_client **ret)
-{
-    unsigned port = 0;
-    char target[32];
-    size_t len;
-    AUTO(mem_free) char *log = lib_read(s->log, &len);
-    const char *at = strstr(log, "port=");
-    assert_true(at && sscanf(at, "port=%u", &port) == 1);
-    snprintf(target, sizeof(target), "127.0.0.1:%u", port);
-    assert_int_equal(rpc_client_new(target, NULL, ret), 0);
-}
-
 /* The attack: a local client has the contexts of all requests sent to its own proposer. */
 static void only_an_operator_redirects_contexts_and_only_to_permitted_targets(void **state)
 {
@@ -608,7 +596,7 @@ static void only_an_operator_redirects_contexts_and_only_to_permitted_targets(vo
     AUTO(rpc_client_free) struct rpc_client *local = NULL, *tcp = NULL;
     assert_int_equal(rpc_client_new(w.verifier.target, NULL, &local), 0);
     assert_int_equal(rpc_client_new(w.verifier.admin, NULL, &w.client), 0);
-    client_on_tcp(&w.verifier, &tcp);
+    service_client_on_tcp(&w.verifier, &tcp);
     must_be_denied(local, theirs,
                    "the role of this client is gateway; /tandem.v1.Verifier/SetSpeculation is for "
                    "the role operator");

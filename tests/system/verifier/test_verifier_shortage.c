@@ -344,13 +344,14 @@ static void must_answer_get_model(struct rpc_client *c)
 static void streams_without_open_end_and_shut_nobody_out(void **state)
 {
     (void)state;
-    enum { PLACES = 4, N = PLACES + 1 };
+    enum { PLACES = 3, N = PLACES + 1 }; // of clients
     struct service s = {0};
     struct rpc_client *c;
     static const char *const args[] = {
-        "--model", MODEL, "--verify-streams", "4", "--verify-timeout", "3", NULL};
+        "--model", MODEL,      "--verify-streams", "4", "--verify-timeout",
+        "3",       "--listen", "127.0.0.1:0",      NULL};
     service_start(&s, "verifier-svc", args);
-    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    service_client_on_tcp(&s, &c);
     struct wish w;
     struct verify v[N];
     AUTO(mem_free) struct answer *a = answers_new(1);
@@ -369,6 +370,10 @@ static void streams_without_open_end_and_shut_nobody_out(void **state)
         else
             verify_must_end(&v[i], RPC_DEADLINE_EXCEEDED, "no `open` arrived for 3 s");
     }
+    verify_open_at(c, &v[0], &w.msg);
+    verify_draft(&v[0], a->ids, NULL, 2);
+    assert_int_equal(v[0].accepted, 2);
+    assert_int_equal(verify_close(&v[0]).code, RPC_OK);
     rpc_client_free(c);
     service_stop(&s);
 }
@@ -376,12 +381,13 @@ static void streams_without_open_end_and_shut_nobody_out(void **state)
 static void streams_without_open_give_way_to_others(void **state)
 {
     (void)state;
-    enum { PLACES = 4, N = PLACES + 1 };
+    enum { PLACES = 3, N = PLACES + 1 }; // of clients
     struct service s = {0};
     struct rpc_client *c;
-    static const char *const args[] = {"--model", MODEL, "--verify-streams", "4", NULL};
+    static const char *const args[] = {"--model",     MODEL, "--verify-streams", "4", "--listen",
+                                       "127.0.0.1:0", NULL};
     service_start(&s, "verifier-svc", args);
-    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    service_client_on_tcp(&s, &c);
     struct wish w;
     struct verify idle[N], v;
     AUTO(mem_free) struct answer *a = answers_new(1);

@@ -437,6 +437,11 @@ static void a_verifier_whose_engine_hangs_is_down_and_silent(void **state)
     assert_int_equal(upstream_stay(v, patience.stall_us, clock_us()), UPSTREAM_STAYS);
     fake_verifier_turn(f, UINT64_MAX);
     until(u, UPSTREAM_DOWN);
+    fake_verifier_turn(f, 2 * (uint64_t)patience.stall_us / 1000); // a long pass is no silence
+    until(u, UPSTREAM_READY);
+    fake_verifier_get_model(f, RPC_UNAVAILABLE);
+    until(u, UPSTREAM_DOWN);
+    assert_int_equal(upstream_stay(v, WAIT_MS * 1000, clock_us()), UPSTREAM_STAYS);
     fake_verifier_stop(f);
 }
 

@@ -755,6 +755,36 @@ static void a_call_that_ends_leaves_the_next_verifier(void **state)
     play_end();
 }
 
+static void a_call_whose_verifier_sends_nonsense_ends_if_none_continues(void **state)
+{
+    (void)state;
+    begin_some(1);
+    run(0, 1, 13, 1); // there is no such choice
+    u.verifiers[0].state = UPSTREAM_DOWN;
+    ends(0, RPC_CANCELLED);
+    hears("");
+    tick_after(10 * S);
+    hears("done");
+    assert_int_equal(call.status.code, RPC_UNAVAILABLE);
+    assert_true(call.malformed); // the client is told
+    play_end();
+}
+
+static void nonsense_after_the_end_of_an_answer_costs_nothing(void **state)
+{
+    (void)state;
+    begin_some(2);
+    finished(0, 0);
+    hears("finished0 ");
+    run(0, 1, 13, 1); // there is no such choice
+    ends(0, RPC_CANCELLED);
+    hears("done");
+    assert_int_equal(call.status.code, RPC_OK);
+    assert_false(call.malformed);
+    assert_int_equal(n_streams, 1);
+    play_end();
+}
+
 /* The next one was asked to continue from an earlier token. */
 static void a_call_moves_to_the_next_verifier_after_an_event_that_is_not_valid(void **state)
 {
@@ -765,10 +795,10 @@ static void a_call_moves_to_the_next_verifier_after_an_event_that_is_not_valid(v
     run(0, 0, 13, 1);
     hears("13 ");
     run(0, 1, 14, 1); // there is no such choice
-    assert_false(call.malformed);
     assert_true(streams[0].cancelled);
     ends(0, RPC_CANCELLED);
     started(1, 0, 7);
+    assert_false(call.malformed);
     run(1, 0, 13, 2);
     finished(1, 0);
     ends(1, RPC_OK);
@@ -906,6 +936,8 @@ int main(void)
         cmocka_unit_test(tokens_meanwhile_keep_an_answer_that_may_differ),
         cmocka_unit_test(a_call_that_ends_leaves_the_next_verifier),
         cmocka_unit_test(a_call_moves_to_the_next_verifier_after_an_event_that_is_not_valid),
+        cmocka_unit_test(a_call_whose_verifier_sends_nonsense_ends_if_none_continues),
+        cmocka_unit_test(nonsense_after_the_end_of_an_answer_costs_nothing),
         cmocka_unit_test(a_call_has_three_streams_at_most),
         cmocka_unit_test(a_cancel_ends_all_legs),
         cmocka_unit_test(a_cancel_ends_the_wait_for_a_verifier),

@@ -117,6 +117,26 @@ static unsigned reset_until_end(struct rpc_peer *p, unsigned at_most)
     return 0;
 }
 
+static void refusals_that_are_not_read_end_a_connection(void **state)
+{
+    (void)state;
+    struct rpc_peer *p = call(1, 0);
+    assert_int_equal(scan(0, 0), RPC_PEERS_KEEP);
+    for (unsigned i = 0; i < 3 * RPC_PEERS_REFUSED_MAX; i++) { // these are read
+        assert_false(rpc_peer_refused(peers, p, now_us));
+        rpc_peer_refused_done(peers, p);
+    }
+    for (unsigned i = 0; i < RPC_PEERS_REFUSED_MAX; i++)
+        assert_false(rpc_peer_refused(peers, p, now_us));
+    assert_true(rpc_peer_refused(peers, p, now_us));
+    assert_false(rpc_peer_refused(peers, p, now_us)); // once only
+    assert_null(call(1, 0));
+    assert_int_equal(scan(0, 0), RPC_PEERS_REFUSED);
+    for (unsigned i = 0; i < RPC_PEERS_REFUSED_MAX + 2; i++)
+        rpc_peer_refused_done(peers, p);
+    rpc_peer_done(peers, p, now_us);
+}
+
 static void resets_end_a_connection_and_make_its_other_calls_void(void **state)
 {
     (void)state;
@@ -816,6 +836,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(addresses_of_grpc_core_are_read),
         TEST(addresses_of_sockets_are_the_same),
+        TEST(refusals_that_are_not_read_end_a_connection),
         TEST(resets_end_a_connection_and_make_its_other_calls_void),
         TEST(time_forgives_resets),
         TEST(single_resets_are_forgiven_at_the_same_rate),

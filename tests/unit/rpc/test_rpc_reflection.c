@@ -113,6 +113,28 @@ static void a_bad_question_ends_its_stream(void **state)
     rpc_stream_free(s);
 }
 
+/* The answer repeats the question, and the client need not read it. */
+static void a_large_question_ends_its_stream(void **state)
+{
+    struct rpc_rig *r = *state;
+    static char name[5000];
+    for (int large = 0; large < 2; large++) {
+        struct rpc_tally t;
+        struct rpc_stream *s = rpc_rig_open(r, INFO, &t);
+        Grpc__Reflection__V1alpha__ServerReflectionRequest q =
+            GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_REQUEST__INIT;
+        memset(name, 'x', 4093 + large); // with 3 bytes of tag and length
+        name[4093 + large] = 0;
+        q.message_request_case = ASKED(FILE_BY_FILENAME);
+        q.file_by_filename = name;
+        rpc_stream_send(s, rpc_pack(&q.base));
+        rpc_stream_close(s);
+        rpc_rig_await_end(&t, large ? RPC_INVALID_ARGUMENT : RPC_OK);
+        assert_int_equal(t.messages, !large);
+        rpc_stream_free(s);
+    }
+}
+
 static void while_answers_are_unread_no_questions_are_read(void **state)
 {
     enum { N = 200 }; // each answer has more than 4 KiB
@@ -175,6 +197,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         RPC_RIG_TEST(reflection_describes_services_files_and_symbols),
         RPC_RIG_TEST(a_bad_question_ends_its_stream),
+        RPC_RIG_TEST(a_large_question_ends_its_stream),
         RPC_RIG_TEST(while_answers_are_unread_no_questions_are_read),
         cmocka_unit_test(symbols_of_every_kind_are_found),
     };

@@ -192,6 +192,43 @@ static void watches_of_one_connection_refuse_none_to_others(void **state)
     http2_client_close(&c);
 }
 
+/* Clients have three quarters of the places, and a service has one of the last quarter. */
+static void streams_of_clients_give_way_beside_services(void **state)
+{
+    enum { CLIENTS = 6, N = 2 * CLIENTS + 1 };
+    struct rpc_rig *r = *state;
+    unsigned port = listen_as_gateway(
+        r, &(struct rpc_server_options){.max_calls = 8, .own_role = RPC_ROLE_GATEWAY});
+    struct rpc_rig by_port = *r;
+    char target[32];
+    snprintf(target, sizeof(target), "127.0.0.1:%u", port);
+    assert_int_equal(rpc_client_new(target, NULL, &by_port.client), 0);
+    struct rpc_tally t[N], t_service;
+    struct rpc_stream *s[N], *service = NULL;
+    for (int i = 0; i < N; i++) {
+        s[i] = rpc_rig_open(&by_port, "/test/Chat", &t[i]);
+        rpc_rig_await(&rpc_rig_seen.chats, 1 + i + (service != NULL));
+        if (i != CLIENTS - 1)
+            continue;
+        service = rpc_rig_open(r, "/test/Chat", &t_service);
+        rpc_rig_await(&rpc_rig_seen.chats, CLIENTS + 1);
+    }
+    for (int i = 0; i < N - CLIENTS; i++) {
+        rpc_rig_await_end(&t[i], RPC_RESOURCE_EXHAUSTED);
+        assert_non_null(strstr(t[i].status.text, "no message arrived on this stream"));
+    }
+    chat(service, &t_service); // it was the oldest
+    for (int i = 0; i < N; i++) {
+        if (i >= N - CLIENTS)
+            chat(s[i], &t[i]);
+        rpc_stream_close(s[i]);
+        rpc_rig_finish(s[i], &t[i], i < N - CLIENTS ? RPC_RESOURCE_EXHAUSTED : RPC_OK);
+    }
+    rpc_stream_close(service);
+    rpc_rig_finish(service, &t_service, RPC_OK);
+    rpc_client_free(by_port.client);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -202,6 +239,7 @@ int main(void)
         RPC_RIG_TEST(clients_leave_a_quarter_of_the_places_to_services),
         RPC_RIG_TEST(clients_leave_a_quarter_of_a_methods_own_places_to_services),
         cmocka_unit_test(streams_without_a_message_give_way_to_new_calls),
+        RPC_RIG_TEST(streams_of_clients_give_way_beside_services),
         RPC_RIG_TEST(watches_of_one_connection_refuse_none_to_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

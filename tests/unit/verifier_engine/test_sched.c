@@ -440,6 +440,26 @@ static void drafts_of_clients_take_half_of_the_time_of_other_flows(void **state)
     assert_int_equal(sched_grant_rows(&s, v, 2, false), 70);
 }
 
+static void prompts_of_a_flow_leave_rows_to_others(void **state)
+{
+    (void)state;
+    struct sched s = of(64, 512);
+    struct sched_grant v[12] = {{0}};
+    for (int i = 0; i < 10; i++)
+        v[i] = (struct sched_grant){.todo = 900, .flow = 5};
+    v[10] = (struct sched_grant){.todo = 5, .flow = 2};
+    v[11] = (struct sched_grant){.todo = 900, .flow = 3};
+    assert_int_equal(sched_grant_rows(&s, v, 12, true), 64);
+    assert_int_equal(v[0].rows, 32 + 11); // the first half, and a third of the other
+    assert_int_equal(v[10].rows, 5);
+    assert_int_equal(v[11].rows, 16); // and what flow 2 does not need
+    for (int i = 1; i < 10; i++)
+        assert_int_equal(v[i].rows, 0);
+    v[11] = v[10] = (struct sched_grant){.todo = 5, .flow = 2}; // none needs its part
+    assert_int_equal(sched_grant_rows(&s, v, 12, true), 64);
+    assert_true(v[0].rows == 54 && v[10].rows == 5 && v[11].rows == 5);
+}
+
 static void whole_drafts_miss_passes_and_are_not_cut(void **state)
 {
     (void)state;
@@ -480,7 +500,8 @@ static void whole_drafts_of_several_flows_miss_no_pass(void **state)
     v[2] = (struct sched_grant){.waits = true}; // it decodes, too
     assert_int_equal(sched_grant_rows(&s, v, 3, true), 34);
     sched_pass_done(&s, 34, 34000);
-    assert_int_equal(sched_grant_rows(&s, v, 3, true), 2); // only to fill the gap
+    assert_int_equal(sched_grant_rows(&s, v, 3, true), 2 + SCHED_MIN_CHUNK); // fills the gap
+    assert_true(v[0].draft_rows == SCHED_MIN_CHUNK / 2 && v[1].draft_rows == SCHED_MIN_CHUNK / 2);
 }
 
 static void the_rows_of_a_pass_are_a_limit(void **state)
@@ -539,6 +560,7 @@ int main(void)
         cmocka_unit_test(prompts_take_half_of_the_time_of_a_sequence_that_waits),
         cmocka_unit_test(prompts_share_passes_with_prompts),
         cmocka_unit_test(drafts_of_clients_take_half_of_the_time_of_other_flows),
+        cmocka_unit_test(prompts_of_a_flow_leave_rows_to_others),
         cmocka_unit_test(whole_drafts_miss_passes_and_are_not_cut),
         cmocka_unit_test(whole_drafts_of_several_flows_miss_no_pass),
         cmocka_unit_test(the_rows_of_a_pass_are_a_limit),
