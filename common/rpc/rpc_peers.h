@@ -7,8 +7,8 @@
  * explain as many as a good client needs for them, in all RPC_PEERS_CREDIT_PER_S. A connection is
  * ended if
  * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
- * - it leaves more than RPC_PEERS_REFUSED_MAX refusals unread: gRPC core works longer for each event,
- *   the more calls there are;
+ * - it leaves more than RPC_PEERS_REFUSED_MAX refusals unread: the more calls there are, the longer
+ *   gRPC core works for each event;
  * - all clients' connections together have more than RPC_PEERS_CLIENT_BYTES_MAX unexplained bytes,
  *   or those of services too more than RPC_PEERS_ALL_TIMES as many, and it has most;
  * - the process has allocated RPC_PEERS_GROWTH_MAX more, in small pieces, while clients together

@@ -269,6 +269,8 @@ static bool take_started(struct upstream_leg *leg, const Tandem__V1__GenerateEve
     struct upstream_call *a = leg->a;
     struct committed_choice *c = &a->committed.choices[e->choice];
     leg->begun = true;
+    if (++leg->n_started > a->committed.n)
+        return false;
     if (!a->begun)
         mark_begun(a, e->started);
     if (c->started) // by another verifier
@@ -363,12 +365,18 @@ static Tandem__V1__GenerateEvent *unpack_event(const struct rpc_msg *msg)
 
 /* ---- the end of a leg; with step_mu ---- */
 
-/* Whether another verifier may do better than the last one. Other errors are the request's own. */
+/* Whether the error is the request's own, so that other verifiers would end it, too. */
+static bool is_final(const struct upstream_call *a, enum rpc_code code)
+{
+    return code == RPC_INVALID_ARGUMENT || code == RPC_OUT_OF_RANGE ||
+           (!a->begun && (code == RPC_NOT_FOUND || code == RPC_FAILED_PRECONDITION));
+}
+
+/* Whether another verifier may do better than the last one. */
 static bool may_move(struct upstream_call *a, enum rpc_code code)
 {
-    if (is_cancelled(a) || a->n_lost > MAX_LOST || (a->begun && !can_continue(a)))
-        return false;
-    return code == RPC_UNAVAILABLE || (code == RPC_RESOURCE_EXHAUSTED && !a->begun);
+    return !is_cancelled(a) && a->n_lost <= MAX_LOST && (!a->begun || can_continue(a)) &&
+           !is_final(a, code);
 }
 
 /* The call has no verifier now: `leg`, the last one, has ended with this code. A full queue is no
@@ -392,9 +400,9 @@ static void end_current(struct upstream_call *a, const struct upstream_leg *leg,
     a->lost_target = upstream_target(leg->verifier);
     a->status = *status;
     a->why = a->status.text;
-    if (status->code == RPC_UNAVAILABLE) {
+    a->lost |= bit_of(leg);
+    if (status->code == RPC_UNAVAILABLE || a->begun) {
         a->n_lost++;
-        a->lost |= bit_of(leg);
         a->lost_us = clock_us();
     }
     if (committed_is_whole(&a->committed)) {

@@ -6,8 +6,10 @@
  *     begun       its verifier is lost, drains or is silent; the other verifier gets the committed
  *                 tokens and continues the answer with the same bits
  *
- * A verifier is lost if it ends the call with UNAVAILABLE or sends an event that is not valid. This
- * call then asks it only if no other one can be asked.
+ * A verifier is lost if it ends the call with UNAVAILABLE or sends an event that is not valid. The
+ * same holds if it has begun and ends the call before the answer is complete. This call then asks
+ * it only if no other one can be asked. A call that has not begun and ends with another error goes
+ * to another verifier, too, unless the error is the request's. It does not wait for one.
  *
  * A verifier that drains or is silent keeps the call until the other one has begun, so nothing is
  * lost if none can take it. A lost call waits for a verifier for patience->resume_us, also if it
@@ -49,6 +51,7 @@ struct upstream_leg {
     struct verifier *verifier; // NULL: the leg is free
     struct rpc_stream *call;   // with the call's mu
     bool begun;
+    unsigned n_started; // events; at most one for each choice
 };
 
 /* The current one, the next one, and one that was left and has not ended yet. */

@@ -12,9 +12,10 @@
  * Extra rows are those of prompts, and of drafts whose length a client has chosen. While several
  * flows share the passes and one decodes, extra rows take at most half of the time. After a pass
  * with extra rows come passes without them, until these have taken as long as the extra rows. Only
- * while all that decode wait for their drafts, prompts and such drafts get a few rows. A draft
- * that a client wants verified is not cut for the passes without extra rows: its sequence misses
- * them, and does not count as one that decodes.
+ * while all that decode wait for their drafts, prompts and such drafts get a few rows.
+ *
+ * A draft that a client wants verified is not cut for the passes without extra rows. Its sequence
+ * misses them, and does not count as one that decodes.
  *
  * Threads: the engine's. Time is an argument. */
 #pragma once

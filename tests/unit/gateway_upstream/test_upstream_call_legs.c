@@ -314,7 +314,6 @@ static void each_event_is_heard_once(void **state)
     assert_int_equal(atomic_load(&u.verifiers[0].n_requests), 1);
     started(0, 0, 7);
     started(0, 1, 8);
-    started(0, 1, 8); // a second time
     assert_int_equal(call.committed.seed, 7);
     assert_null(call.prompt);
     run(0, 0, 10, 2);
@@ -448,9 +447,9 @@ static void a_request_that_has_not_begun_goes_from_one_to_the_next(void **state)
     assert_int_equal(streams[2].verifier, 2);
     ends(2, RPC_UNAVAILABLE);
     hears("retry(2>3: as you asked) ");
-    ends(3, RPC_INTERNAL);
+    ends(3, RPC_INVALID_ARGUMENT);
     hears("done");
-    assert_int_equal(call.status.code, RPC_INTERNAL);
+    assert_int_equal(call.status.code, RPC_INVALID_ARGUMENT);
     assert_int_equal(n_streams, 4);
     play_end();
 }
@@ -458,13 +457,38 @@ static void a_request_that_has_not_begun_goes_from_one_to_the_next(void **state)
 static void an_error_of_the_request_is_not_asked_elsewhere(void **state)
 {
     (void)state;
-    static const enum rpc_code theirs[] = {RPC_OK,       RPC_INVALID_ARGUMENT,  RPC_OUT_OF_RANGE,
-                                           RPC_INTERNAL, RPC_DEADLINE_EXCEEDED, RPC_CANCELLED};
+    static const enum rpc_code theirs[] = {RPC_INVALID_ARGUMENT, RPC_OUT_OF_RANGE, RPC_NOT_FOUND,
+                                           RPC_FAILED_PRECONDITION};
     for (size_t i = 0; i < ARRAY_LEN(theirs); i++) {
         play_begin(2, 1);
         ends(0, theirs[i]);
         hears("done");
         assert_int_equal(call.status.code, theirs[i]);
+        play_end();
+    }
+}
+
+/* Of the verifier, not of the request. */
+static const enum rpc_code other_codes[] = {RPC_OK,
+                                            RPC_CANCELLED,
+                                            RPC_UNKNOWN,
+                                            RPC_DEADLINE_EXCEEDED,
+                                            RPC_PERMISSION_DENIED,
+                                            RPC_RESOURCE_EXHAUSTED,
+                                            RPC_INTERNAL,
+                                            RPC_UNAUTHENTICATED};
+
+/* None is waited for. */
+static void another_error_before_the_start_is_asked_elsewhere_once(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(other_codes); i++) {
+        play_begin(2, 1);
+        ends(0, other_codes[i]);
+        hears("retry(0>1: as you asked) ");
+        ends(1, other_codes[i]);
+        hears("done");
+        assert_int_equal(call.status.code, other_codes[i]);
         play_end();
     }
 }
@@ -609,6 +633,22 @@ static void an_answer_ends_with_its_verifier(void **state)
     }
 }
 
+static void an_answer_that_ends_early_is_continued(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(other_codes); i++) {
+        begin_some(2);
+        ends(0, other_codes[i]);
+        started(1, 0, 7);
+        hears("resume(0>1: as you asked) ");
+        finished(1, 0);
+        ends(1, RPC_OK);
+        hears("finished0 done");
+        assert_int_equal(call.status.code, RPC_OK);
+        play_end();
+    }
+}
+
 static void an_answer_that_loses_five_verifiers_ends(void **state)
 {
     (void)state;
@@ -747,11 +787,33 @@ static void a_call_that_ends_leaves_the_next_verifier(void **state)
     u.verifiers[0].state = UPSTREAM_DRAINING;
     tick_after(0);
     assert_int_equal(n_streams, 2);
-    ends(0, RPC_INTERNAL);
+    ends(0, RPC_OUT_OF_RANGE);
     assert_true(streams[1].cancelled);
     hears("");
     ends(1, RPC_CANCELLED);
     hears("done");
+    play_end();
+}
+
+/* Each choice starts once. A verifier could otherwise keep the call for ever. */
+static void a_start_too_many_is_not_valid(void **state)
+{
+    (void)state;
+    play_begin(2, 2);
+    started(0, 0, 7);
+    started(0, 1, 7);
+    assert_int_equal(n_streams, 1);
+    started(0, 1, 7);
+    assert_int_equal(n_streams, 2);
+    assert_true(streams[0].cancelled);
+    ends(0, RPC_CANCELLED);
+    started(1, 0, 7);
+    started(1, 1, 7);
+    finished(1, 0);
+    finished(1, 1);
+    ends(1, RPC_OK);
+    assert_int_equal(call.status.code, RPC_OK);
+    assert_false(call.malformed);
     play_end();
 }
 
@@ -766,7 +828,7 @@ static void a_call_whose_verifier_sends_nonsense_ends_if_none_continues(void **s
     tick_after(10 * S);
     hears("done");
     assert_int_equal(call.status.code, RPC_UNAVAILABLE);
-    assert_true(call.malformed); // the client is told
+    assert_true(call.malformed);
     play_end();
 }
 
@@ -923,11 +985,13 @@ int main(void)
         cmocka_unit_test(an_event_that_is_not_valid_ends_a_call_that_cannot_move),
         cmocka_unit_test(a_request_that_has_not_begun_goes_from_one_to_the_next),
         cmocka_unit_test(an_error_of_the_request_is_not_asked_elsewhere),
+        cmocka_unit_test(another_error_before_the_start_is_asked_elsewhere_once),
         cmocka_unit_test(a_verifier_that_drains_keeps_the_call_until_another_begins),
         cmocka_unit_test(another_verifier_continues),
         cmocka_unit_test(a_lost_call_waits_for_a_verifier),
         cmocka_unit_test(a_verifier_that_comes_back_continues),
         cmocka_unit_test(an_answer_ends_with_its_verifier),
+        cmocka_unit_test(an_answer_that_ends_early_is_continued),
         cmocka_unit_test(an_answer_that_loses_five_verifiers_ends),
         cmocka_unit_test(tokens_meanwhile_come_once),
         cmocka_unit_test(a_drain_moves_only_answers_that_keep_their_bits),
@@ -936,6 +1000,7 @@ int main(void)
         cmocka_unit_test(tokens_meanwhile_keep_an_answer_that_may_differ),
         cmocka_unit_test(a_call_that_ends_leaves_the_next_verifier),
         cmocka_unit_test(a_call_moves_to_the_next_verifier_after_an_event_that_is_not_valid),
+        cmocka_unit_test(a_start_too_many_is_not_valid),
         cmocka_unit_test(a_call_whose_verifier_sends_nonsense_ends_if_none_continues),
         cmocka_unit_test(nonsense_after_the_end_of_an_answer_costs_nothing),
         cmocka_unit_test(a_call_has_three_streams_at_most),
