@@ -122,8 +122,8 @@ struct rpc_method {
     /* rpc_call_send() has returned more than drain_mark; now at most half of drain_mark is
      * unsent. */
     void (*on_drain)(struct rpc_call *call);
-    /* The client cancelled, its deadline passed, its connection broke, or the server's drain time
-     * is over. Nothing can be sent afterwards. */
+    /* The client cancelled, its deadline passed, its connection broke, the server's drain time is
+     * over, or another call took the stream's place. Nothing can be sent afterwards. */
     void (*on_cancel)(struct rpc_call *call);
     /* The last callback: free the pointer of rpc_call_set_user() here. May run on any thread. */
     void (*on_end)(struct rpc_call *call);
@@ -133,9 +133,9 @@ struct rpc_server_options {
     unsigned n_threads; // 0: 1, which is fastest unless callbacks compute much
     size_t max_message; // bytes a client may send in one message; 0: RPC_MAX_MESSAGE
     /* Concurrent calls of the methods without a separate limit; 0: 8192. Clients leave a quarter to
-     * gateways, verifiers and operators. At this limit and at a separate one, a new call ends the
-     * oldest finished answer that a client has not read. If there is none, the new call ends with
-     * RESOURCE_EXHAUSTED. */
+     * gateways, verifiers and operators, here and of separate limits. At the limit, a new call ends
+     * a client's: the oldest finished answer that was not read, or the oldest stream without a
+     * message. If there is none, the new call ends with RESOURCE_EXHAUSTED. */
     unsigned max_calls;
     /* Bytes of finished answers that clients have not read. Above, the oldest ones end; 0: 256 MiB.
      * Separate limits of calls have separate budgets. */

@@ -230,7 +230,8 @@ static const struct conf_option table[] = {
      .fallback = "1024",
      .min = 1,
      .max = 8192,
-     .help = "Verify streams at the same time; they take no slots of other calls"},
+     .help = "Verify streams at the same time, of which clients get three quarters; they take no "
+             "places of other calls"},
     {.name = "verify_timeout",
      .kind = CONF_FLOAT,
      .value = &parsed.verify_timeout_s,
