@@ -104,6 +104,18 @@ bool rpc_peer_address_of(const struct sockaddr_storage *from, struct rpc_peer_ad
     return from->ss_family == AF_INET || from->ss_family == AF_INET6;
 }
 
+void rpc_peer_client(const struct rpc_peer_address *a, uint8_t ret[16])
+{
+    static const uint8_t nat64[12] = {0, 0x64, 0xff, 0x9b}; // RFC 6052
+    const struct in6_addr *ip = (const struct in6_addr *)a->ip;
+    bool shared = IN6_IS_ADDR_V4MAPPED(ip) || IN6_IS_ADDR_LOOPBACK(ip) ||
+                  IN6_IS_ADDR_LINKLOCAL(ip) || memcmp(a->ip, nat64, sizeof(nat64)) == 0;
+    memset(ret, 0, 16);
+    memcpy(ret, a->ip, shared ? 16 : 8);
+    if (IN6_IS_ADDR_V4MAPPED(ip) && a->ip[12] == IN_LOOPBACKNET)
+        memset(ret + 13, 0, 3);
+}
+
 const char *rpc_peer_address_text(const struct rpc_peer_address *a, char out[RPC_PEER_ADDRESS_MAX])
 {
     char host[INET6_ADDRSTRLEN];
@@ -126,20 +138,6 @@ static bool is_same(const struct rpc_peer_address *a, const struct rpc_peer_addr
 static bool is_recent(const struct offender *o, int64_t now_us)
 {
     return o->n && now_us - o->last_us < RPC_PEERS_BAN_US;
-}
-
-/* Of IPv6 a client has a /64 network, unless the prefix is the same for everybody. Each user of
- * this machine has all of 127.0.0.0/8. */
-static void client_of(const uint8_t ip[16], uint8_t ret[16])
-{
-    static const uint8_t nat64[12] = {0, 0x64, 0xff, 0x9b}; // RFC 6052
-    const struct in6_addr *a = (const struct in6_addr *)ip;
-    bool shared = IN6_IS_ADDR_V4MAPPED(a) || IN6_IS_ADDR_LOOPBACK(a) || IN6_IS_ADDR_LINKLOCAL(a) ||
-                  memcmp(ip, nat64, sizeof(nat64)) == 0;
-    memset(ret, 0, 16);
-    memcpy(ret, ip, shared ? 16 : 8);
-    if (IN6_IS_ADDR_V4MAPPED(a) && ip[12] == IN_LOOPBACKNET)
-        memset(ret + 13, 0, 3);
 }
 
 static bool is_same_client(const uint8_t a[16], const uint8_t b[16])
@@ -217,7 +215,7 @@ static void begin_account(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_
                            .resets_us = now_us,
                            .others_left = RPC_PEERS_CREDIT_PER_S,
                            .seen_us = now_us};
-    client_of(p->address.ip, p->client);
+    rpc_peer_client(&p->address, p->client);
     p->end = first_verdict(ps, p->client, now_us);
 }
 

@@ -83,6 +83,10 @@ bool rpc_peer_address_of(const struct sockaddr_storage *from, struct rpc_peer_ad
 #define RPC_PEER_ADDRESS_MAX 64
 const char *rpc_peer_address_text(const struct rpc_peer_address *a, char out[RPC_PEER_ADDRESS_MAX]);
 
+/* The client that has this address. Of IPv6 a client has a /64 network, unless the prefix is the
+ * same for everybody. Each user of this machine has all of 127.0.0.0/8. */
+void rpc_peer_client(const struct rpc_peer_address *a, uint8_t ret[16]);
+
 struct rpc_peers;
 struct rpc_peer;
 

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/loopback.h"
+#include "rpc/rpc_accept.h"
 #include "rpc/rpc_server_impl.h"
 
 #define ABORT_US 1000000 // for clients to read the status of an aborted call
@@ -197,6 +198,12 @@ static int check_plain(const struct rpc_server *s, const char *addr, bool local)
                 local ? "every user of this machine can reach it" : "other machines can reach it");
 }
 
+static void watch_port(struct rpc_server *s, uint16_t port)
+{
+    rpc_guard_watch(s->guard, port);
+    rpc_accept_watch(port);
+}
+
 static enum door_kind door_of_plain(const struct rpc_server *s)
 {
     return s->insecure ? DOOR_OWN : DOOR_CLIENT;
@@ -222,7 +229,7 @@ int rpc_server_listen(struct rpc_server *s, const char *addr)
     if (port <= 0)
         return fail(-EADDRINUSE,
                     "cannot listen on %s: it is in use, or not an address of this machine", addr);
-    rpc_guard_watch(s->guard, (uint16_t)port);
+    watch_port(s, (uint16_t)port);
     return port;
 }
 
@@ -254,7 +261,7 @@ int rpc_server_listen_fd(struct rpc_server *s, int fd, bool admin)
         return r;
     struct rpc_peer_address own;
     if (rpc_peer_address_of(&a, &own))
-        rpc_guard_watch(s->guard, own.port);
+        watch_port(s, own.port);
     return rpc_listen_fd(&s->listen, fd, door_of_plain(s));
 }
 

@@ -501,10 +501,10 @@ class Rolling(Stack):
 
     def test_a_rolling_restart_under_64_streams_costs_nothing(self):
         n_streams, n_kinds = 16 if SANITIZED else 64, 8
-        answers = [("completions", {**SEEDED, "prompt": f"Story {i}: once upon a time", "seed": i, "max_tokens": 150}) for i in range(n_kinds)]
+        answers = [("completions", {**SEEDED, "prompt": f"Story {i}: once upon a time", "seed": i, "max_tokens": 400}) for i in range(n_kinds)]
         want = [self.ask(a) for a in answers]
         for events in want:
-            self.assertEqual(sum(len(e["choices"]) for e in events if e != "[DONE]"), 150 + 1)
+            self.assertEqual(sum(len(e["choices"]) for e in events if e != "[DONE]"), 400 + 1)
         ended, got, errors = threading.Event(), [], []
 
         def client(i):

@@ -1,0 +1,150 @@
+/* rpc_accept.c - accept4() for gRPC core. */
+#include "rpc/rpc_accept.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <xxhash.h>
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/log_pace.h"
+#include "base/metrics.h"
+#include "base/rng.h"
+#include "rpc/rpc_peers.h"
+
+#define CLIENTS 4096 // clients with the same hash share a rate
+#define INTERVAL_US (1000000 / RPC_ACCEPT_PER_S)
+
+static atomic_bool watched[UINT16_MAX + 1];
+
+static struct {
+    pthread_once_t once;
+    pthread_mutex_t mu; // guards the fields below
+    int reserve_fd;     // closed to accept a connection that must be closed; -1: none
+    uint64_t seed;      // nobody else can tell which addresses share a rate
+    /* Of each client: when its last connection was due at RPC_ACCEPT_PER_S. */
+    int64_t due_us[CLIENTS];
+    struct metric *by_rate, *by_descriptors;
+    struct log_pace pace;
+} gate = {.once = PTHREAD_ONCE_INIT, .mu = PTHREAD_MUTEX_INITIALIZER, .reserve_fd = -1};
+
+static void fill_reserve(void)
+{
+    if (gate.reserve_fd < 0)
+        gate.reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+static void init_gate(void)
+{
+    static const char name[] = "tandem_rpc_refused_connections_total";
+    static const char help[] = "TCP connections closed when they were accepted.";
+    gate.by_rate = metrics_counter(name, help, "reason=\"rate\"");
+    gate.by_descriptors = metrics_counter(name, help, "reason=\"descriptors\"");
+    gate.seed = rng_secret();
+    fill_reserve();
+}
+
+void rpc_accept_watch(uint16_t port)
+{
+    pthread_once(&gate.once, init_gate);
+    atomic_store(&watched[port], true);
+}
+
+static bool is_watched(int fd)
+{
+    struct sockaddr_storage a = {0};
+    struct rpc_peer_address own;
+    return getsockname(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}) == 0 &&
+           rpc_peer_address_of(&a, &own) && atomic_load(&watched[own.port]);
+}
+
+static int system_accept(int fd, struct sockaddr *a, socklen_t *len, int flags)
+{
+    return (int)syscall(SYS_accept4, fd, a, len, flags);
+}
+
+static void report(struct metric *m, const char *why)
+{
+    metrics_add(m, 1);
+    unsigned n = log_pace_due(&gate.pace, clock_us());
+    if (n)
+        log_warn("connections refused reason=%s refused=%u", why, n);
+}
+
+/* The generic cell rate algorithm (ITU-T I.371): RPC_ACCEPT_BURST connections may be early. */
+static bool is_in_rate(const struct sockaddr_storage *from)
+{
+    struct rpc_peer_address a;
+    uint8_t client[16];
+    if (!rpc_peer_address_of(from, &a))
+        return true;
+    rpc_peer_client(&a, client);
+    int64_t now_us = clock_us();
+    pthread_mutex_lock(&gate.mu);
+    int64_t *due = &gate.due_us[XXH3_64bits_withSeed(client, sizeof(client), gate.seed) % CLIENTS];
+    int64_t next = (*due > now_us ? *due : now_us) + INTERVAL_US;
+    bool is_in = next - now_us <= (int64_t)RPC_ACCEPT_BURST * INTERVAL_US;
+    if (is_in)
+        *due = next;
+    pthread_mutex_unlock(&gate.mu);
+    return is_in;
+}
+
+/* Closes one waiting connection. False: none waits, or another thread took the descriptor. */
+static bool close_waiting(int fd)
+{
+    pthread_mutex_lock(&gate.mu);
+    if (gate.reserve_fd >= 0)
+        close(gate.reserve_fd);
+    gate.reserve_fd = -1;
+    int c = system_accept(fd, NULL, NULL, SOCK_CLOEXEC);
+    if (c >= 0)
+        close(c);
+    fill_reserve();
+    pthread_mutex_unlock(&gate.mu);
+    if (c >= 0)
+        report(gate.by_descriptors, "descriptors");
+    return c >= 0;
+}
+
+static int accept_for_core(int fd, int flags, struct sockaddr_storage *from)
+{
+    for (;;) {
+        socklen_t len = sizeof(*from);
+        int c = system_accept(fd, (struct sockaddr *)from, &len, flags);
+        if (c >= 0 && is_in_rate(from))
+            return c;
+        if (c >= 0) {
+            close(c);
+            report(gate.by_rate, "rate");
+        } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            if (!close_waiting(fd)) {
+                errno = EAGAIN; // the next connection wakes gRPC core again
+                return -1;
+            }
+        } else if (errno == EAGAIN || errno == EINTR || errno == EBADF || errno == EINVAL) {
+            return -1;
+        } // else an error of the connection that waited, see accept(2)
+    }
+}
+
+/* Replaces that of the C library, also for shared libraries. */
+__attribute__((visibility("default"))) int accept4(int fd, struct sockaddr *a, socklen_t *len,
+                                                   int flags)
+{
+    struct sockaddr_storage from = {0};
+    if (!is_watched(fd))
+        return system_accept(fd, a, len, flags);
+    int c = accept_for_core(fd, flags, &from);
+    if (c >= 0 && a && len) {
+        memcpy(a, &from, *len < sizeof(from) ? *len : sizeof(from));
+        *len = from.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+    }
+    return c;
+}

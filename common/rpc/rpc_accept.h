@@ -1,0 +1,19 @@
+/* rpc_accept.h - which TCP connections gRPC core may accept.
+ *
+ * gRPC core 1.51 closes its listener for good when accept4() fails, for example because the process
+ * has no free descriptor. Nor does it limit how fast a client connects. So the linker gives its
+ * calls of accept4() to this file, on all watched ports:
+ * - Without a free descriptor, the waiting connections are closed and the listener stays.
+ * - A client that connects faster than RPC_ACCEPT_PER_S is disconnected before gRPC core works for
+ *   it. A client is an address, as rpc_peer_client() tells.
+ * Calls for other sockets pass to the system. Private to common/rpc.
+ *
+ * Threads: any. */
+#pragma once
+#include <stdint.h>
+
+#define RPC_ACCEPT_PER_S 250 // in the long run
+#define RPC_ACCEPT_BURST 1000
+
+/* A server listens on this port of TCP. Until the process ends. */
+void rpc_accept_watch(uint16_t port);
