@@ -87,20 +87,20 @@ static struct prom_merge_family *find_or_add_family(struct prom_merge *p, struct
     return f;
 }
 
-/* `# HELP name ...` or `# TYPE name ...`: the family of the samples that follow. NULL: any other
- * comment. */
-static struct prom_merge_family *read_comment(struct prom_merge *p, struct span line)
+/* `# HELP name ...` or `# TYPE name ...`: the number plus 1 of the family of the samples that
+ * follow. 0: any other comment. */
+static size_t read_comment(struct prom_merge *p, struct span line)
 {
     if (line.len < 8 || (memcmp(line.at, "# HELP ", 7) != 0 && memcmp(line.at, "# TYPE ", 7) != 0))
-        return NULL;
+        return 0;
     struct span name = name_at(line.at + 7, line.len - 7);
     struct prom_merge_family *f = name.len ? find_or_add_family(p, name) : NULL;
     if (!f)
-        return NULL;
+        return 0;
     char **slot = line.at[2] == 'H' ? &f->help : &f->type;
     if (!*slot)
         *slot = strndup(line.at, line.len);
-    return f;
+    return (size_t)(f - p->families) + 1;
 }
 
 /* Whether name is f->name, or f->name with _bucket, _sum or _count. */
@@ -149,16 +149,21 @@ static bool has_instance(const char *at, const char *end)
     }
 }
 
-static void add_sample(struct prom_merge *p, struct prom_merge_family *current, struct span line,
-                       const char *label)
+/* The family of a sample; current: see read_comment(). Families may move, so it is no pointer. */
+static struct prom_merge_family *family_of(struct prom_merge *p, size_t current, struct span name)
+{
+    struct prom_merge_family *f = current ? &p->families[current - 1] : NULL;
+    return f && belongs_to_family(f, name) ? f : find_or_add_family(p, name);
+}
+
+static void add_sample(struct prom_merge *p, size_t current, struct span line, const char *label)
 {
     struct span name = name_at(line.at, line.len);
     const char *rest = line.at + name.len, *end = line.at + line.len;
     if (!name.len || rest == end || (*rest != '{' && *rest != ' ') ||
         (*rest == '{' && has_instance(rest + 1, end)))
         return;
-    struct prom_merge_family *f =
-        current && belongs_to_family(current, name) ? current : find_or_add_family(p, name);
+    struct prom_merge_family *f = family_of(p, current, name);
     if (!f)
         return;
     bool labels = *rest == '{';
@@ -175,7 +180,7 @@ void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const ch
                     size_t instance_len)
 {
     char label[320];
-    struct prom_merge_family *current = NULL;
+    size_t current = 0;
     const char *end = text + len;
     metrics_label(label, sizeof(label), "instance", instance, instance_len);
     size_t label_len = strlen(label), left = PROM_MERGE_MAX_ADDED;

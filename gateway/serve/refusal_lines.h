@@ -1,7 +1,7 @@
 /* refusal_lines.h - how many log lines the refusals of one client may have.
  *
  * A refusal costs a client next to nothing, and its line would fill the disk. So a client gets
- * REFUSAL_LINES_MAX lines in REFUSAL_LINES_US. Addresses of one address_site() are the same client.
+ * REFUSAL_LINES_MAX lines in LOG_BURST_US. Addresses of one address_site() are the same client.
  *
  * The table has a fixed size. Clients that meet in one entry share its lines.
  *
@@ -10,19 +10,16 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include "base/log_burst.h"
 #include "gateway/http/address.h"
 
 #define REFUSAL_LINES_MAX 20
-#define REFUSAL_LINES_US 10000000
 #define REFUSAL_LINES_ENTRIES 1024
 
 struct refusal_lines { // zeroed at first, except for the secret
     pthread_mutex_t mu;
     uint64_t secret; // random: clients must not choose addresses that meet in one entry
-    struct {
-        int64_t from_us; // of the first line; 0: there was none
-        uint64_t n;      // refusals since then
-    } entries[REFUSAL_LINES_ENTRIES];
+    struct log_burst entries[REFUSAL_LINES_ENTRIES];
 };
 
 /* A refusal of this client. true: it may have a line, and *ret_left_out had none before it. */

@@ -1,10 +1,13 @@
 /* verifier_service.c - Generate and Verify: requests go to the engine. */
 #include <errno.h>
 #include <stdlib.h>
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "verifier-svc/edge/verifier_service_impl.h"
+
+#define REFUSALS_LOGGED 200 // in LOG_BURST_US
 
 int verifier_service_not_ready(struct verifier_service *s)
 {
@@ -21,17 +24,35 @@ int verifier_service_not_ready(struct verifier_service *s)
     }
 }
 
-void verifier_service_refuse(struct verifier_service *s, struct rpc_call *call,
-                             const Tandem__V1__GenerateRequest *msg, int err)
+/* The metrics count all refusals; so many lines would fill the disk. */
+static bool refusal_has_line(struct verifier_service *s)
+{
+    uint64_t left_out;
+    pthread_mutex_lock(&s->mu);
+    bool has = log_burst_take(&s->refusals, REFUSALS_LOGGED, clock_us(), &left_out);
+    pthread_mutex_unlock(&s->mu);
+    if (left_out)
+        log_info("refusals not logged n=%llu", (unsigned long long)left_out);
+    return has;
+}
+
+static void log_refusal(const Tandem__V1__GenerateRequest *msg, int err)
 {
     char id[REQUEST_MAX_ID + 1] = "", trace[TRACE_ID_LEN + 1] = "", why[FAIL_TEXT_MAX];
-    metrics_add(s->stats->refused, 1);
     if (msg) {
         request_id(msg, id);
         trace_id(msg->traceparent.data, msg->traceparent.len, trace);
     }
     log_info("request refused id=%s%s%s code=%s: %s", id, *trace ? " trace=" : "", trace,
              rpc_code_name(rpc_code_of(err)), log_unquoted(fail_text(), why, sizeof(why)));
+}
+
+void verifier_service_refuse(struct verifier_service *s, struct rpc_call *call,
+                             const Tandem__V1__GenerateRequest *msg, int err)
+{
+    metrics_add(s->stats->refused, 1);
+    if (refusal_has_line(s))
+        log_refusal(msg, err);
     rpc_call_fail(call, err);
 }
 

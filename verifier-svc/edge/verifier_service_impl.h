@@ -6,6 +6,7 @@
  *     verifier_service_info.c         model, tokenizer, statistics
  *     verifier_service_speculation.c  the settings of speculation */
 #pragma once
+#include "base/log_burst.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -42,13 +43,15 @@ struct verifier_service {
     pthread_t sender_thread;            // 0: not started
     struct jobs_thread jobs_threads[2]; // for all jobs, and for short ones
 
-    pthread_mutex_t mu; // for the job list, and for the user of a call while it can change
+    pthread_mutex_t
+        mu; // for the jobs, for refusals, and for the user of a call while it can change
     pthread_cond_t jobs_changed;
     struct job *jobs;         // short ones before long ones
     struct flows *job_flows;  // whose turn it is, by bytes, and whose jobs give way
     struct flows_turn *turns; // memory for sorting the jobs
     uint32_t n_jobs;
     bool stopping;
+    struct log_burst refusals; // their log lines
 
     /* The sender thread: memory for one message. */
     Tandem__V1__Token tokens[DRAFT_MAX_NODES + 1];

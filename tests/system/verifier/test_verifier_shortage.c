@@ -473,6 +473,37 @@ static void prefill_in_chunks_changes_no_answer(void **state)
     service_stop(&s);
 }
 
+static unsigned lines_with(const char *path, const char *mark)
+{
+    char line[1024];
+    unsigned n = 0;
+    FILE *f = fopen(path, "re");
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f))
+        n += strstr(line, mark) != NULL;
+    fclose(f);
+    return n;
+}
+
+static void many_refusals_have_few_log_lines(void **state)
+{
+    enum { LOGGED = 200 };
+    (void)state;
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {"--model", MODEL, NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish w;
+    wish_init(&w, STORY, 5);
+    w.msg.n = 1000;
+    for (int i = 0; i < LOGGED + 50; i++)
+        must_refuse(c, &w.msg, RPC_INVALID_ARGUMENT, "1000");
+    assert_int_equal(lines_with(s.log, "request refused"), LOGGED);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -488,6 +519,7 @@ int main(void)
         cmocka_unit_test(streams_without_open_give_way_to_others),
         cmocka_unit_test(choices_that_have_not_started_are_preempted_with_the_first),
         cmocka_unit_test(prefill_in_chunks_changes_no_answer),
+        cmocka_unit_test(many_refusals_have_few_log_lines),
     };
     return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
 }

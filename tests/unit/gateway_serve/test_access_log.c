@@ -125,7 +125,7 @@ static void refusals_of_a_client_have_few_lines(void **state)
         assert_int_equal(logged_count(text, "request refused id=id-1"), 2 * REFUSAL_LINES_MAX);
         assert_int_equal(strstr(text, "without a line client=192.0.2.1 n=7") != NULL, turn == 1);
         assert_null(strstr(text, "without a line client=192.0.2.2"));
-        now_us += REFUSAL_LINES_US;
+        now_us += LOG_BURST_US;
     }
     assert_true(value_of(series[LIMIT]) - limited == 2 * (2 * REFUSAL_LINES_MAX + 7));
     for (int i = 0; i < N; i++)

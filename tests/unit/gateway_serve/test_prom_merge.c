@@ -134,6 +134,24 @@ static void a_known_family_is_found_among_many(void **state)
     assert_null(strstr(out.data, "new"));
 }
 
+/* Samples of a family continue after others, which have moved all families. */
+static void a_family_stays_when_the_others_grow(void **state)
+{
+    enum { N = 200 };
+    (void)state;
+    AUTO(buf_done) struct buf text = {0}, out = {0};
+    buf_init(&text, 1 << 20);
+    buf_puts(&text, "# TYPE h histogram\n");
+    for (unsigned i = 0; i < N; i++)
+        buf_printf(&text, "f%u 1\nh_count %u\n", i, i);
+    prom_merge_add(&p, text.data, text.len, "i", 1);
+    assert_int_equal(p.n, N + 1);
+    buf_init(&out, 1 << 20);
+    prom_merge_write(&p, &out);
+    assert_non_null(
+        strstr(out.data, "h_count{instance=\"i\"} 198\nh_count{instance=\"i\"} 199\nf0{"));
+}
+
 /* The label counts for each line, so the bound is also one of the output. */
 static void the_text_of_one_process_is_limited(void **state)
 {
@@ -236,6 +254,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(instances_cannot_break_out_of_their_label, begin, end),
         cmocka_unit_test_setup_teardown(families_are_limited, begin, end),
         cmocka_unit_test_setup_teardown(a_known_family_is_found_among_many, begin, end),
+        cmocka_unit_test_setup_teardown(a_family_stays_when_the_others_grow, begin, end),
         cmocka_unit_test_setup_teardown(the_text_of_one_process_is_limited, begin, end),
         cmocka_unit_test_setup_teardown(many_lines_of_unknown_families_end, begin, end),
         cmocka_unit_test_setup_teardown(names_have_letters_digits_and_two_more_characters, begin,
