@@ -82,8 +82,7 @@ static bool is_in_rate(const struct sockaddr_storage *from)
 {
     struct rpc_peer_address a;
     uint8_t client[16];
-    if (!rpc_peer_address_of(from, &a))
-        return true;
+    rpc_peer_address_of(from, &a); // a watched port is one of TCP
     rpc_peer_client(&a, client);
     int64_t now_us = clock_us();
     pthread_mutex_lock(&gate.mu);
