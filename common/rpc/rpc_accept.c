@@ -50,9 +50,13 @@ static void init_gate(void)
     fill_reserve();
 }
 
-void rpc_accept_watch(uint16_t port)
+void rpc_accept_init(void)
 {
     pthread_once(&gate.once, init_gate);
+}
+
+void rpc_accept_watch(uint16_t port)
+{
     atomic_store(&watched[port], true);
 }
 

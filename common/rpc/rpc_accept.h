@@ -15,5 +15,7 @@
 #define RPC_ACCEPT_PER_S 250 // in the long run
 #define RPC_ACCEPT_BURST 1000
 
-/* A server listens on this port of TCP. Until the process ends. */
+/* Registers the metrics. Further calls do nothing. */
+void rpc_accept_init(void);
+/* A server listens on this port of TCP. After rpc_accept_init(); until the process ends. */
 void rpc_accept_watch(uint16_t port);

@@ -106,6 +106,7 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
     pthread_mutex_init(&s->mu, NULL);
     pthread_cond_init(&s->idle, NULL);
     rpc_init();
+    rpc_accept_init();
     open_doors(s, opt);
     s->insecure = opt->insecure;
     s->creds = grpc_insecure_server_credentials_create();
