@@ -1,5 +1,7 @@
 /* health.c - the state and the statistics of the gateway and its verifiers. */
+#include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +9,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/metrics.h"
+#include "base/rng.h"
+#include "gateway/http/address_counts.h"
 #include "gateway/http/answer.h"
 #include "gateway/openai/json_write.h"
 #include "gateway/serve/prom_merge.h"
@@ -17,12 +21,22 @@
 #define PROPOSERS_MAX 16 // of one verifier
 #define CALL_TIMEOUT_US 1000000
 #define BODY_MAX (64u << 20)
+/* Of one address at the same time. Answers are written on the threads that also deliver tokens, at
+ * about 1 ms each. */
+#define QUERIES_MAX 8
+
+/* The queries that run, by the address of the client. */
+static struct {
+    pthread_mutex_t mu;
+    struct address_counts counts;
+} running = {.mu = PTHREAD_MUTEX_INITIALIZER};
 
 /* A request that waits for the statistics of all verifiers. */
 struct query {
     struct gateway *g;
     struct http_request *http;
     void (*answer)(struct query *a);
+    struct address_count *count;
     atomic_uint n_left;
     unsigned n;
     struct verifier_stats {
@@ -35,8 +49,35 @@ struct query {
     } replies[UPSTREAM_MAX];
 };
 
+/* -EBUSY: too many queries of this address run. -ENOMEM. */
+static int count_query(const struct address *client, struct address_count **ret)
+{
+    pthread_mutex_lock(&running.mu);
+    if (!running.counts.secret)
+        running.counts.secret = rng_secret();
+    struct address_count *c = address_counts_take(&running.counts, client);
+    int rc = !c ? -ENOMEM : c->n == QUERIES_MAX ? -EBUSY : 0;
+    if (rc < 0)
+        address_counts_drop(&running.counts, c);
+    else
+        c->n++;
+    pthread_mutex_unlock(&running.mu);
+    *ret = c;
+    return rc;
+}
+
+static void uncount_query(struct address_count *c)
+{
+    pthread_mutex_lock(&running.mu);
+    c->n--;
+    address_counts_drop(&running.counts, c);
+    pthread_mutex_unlock(&running.mu);
+}
+
 static void query_free(struct query *a)
 {
+    uncount_query(a->count);
+
     for (unsigned i = 0; i < a->n; i++) {
         if (a->replies[i].stats)
             tandem__v1__stats_reply__free_unpacked(a->replies[i].stats, NULL);
@@ -82,11 +123,17 @@ static void query_verifiers(struct gateway *g, struct http_request *r,
                             void (*answer)(struct query *a))
 {
     struct query *a = calloc(1, sizeof(*a));
-    if (!a) {
-        answer_error(r, 500, "no memory for this request", "");
+    struct address_count *count;
+    int rc = a ? count_query(http_client(r), &count) : -ENOMEM;
+    if (rc < 0) {
+        free(a);
+        if (rc == -EBUSY)
+            answer_error(r, 429, "8 requests for statistics from this address run already", "");
+        else
+            answer_error(r, 500, "no memory for this request", "");
         return;
     }
-    *a = (struct query){.g = g, .http = http_ref(r), .answer = answer};
+    *a = (struct query){.g = g, .http = http_ref(r), .answer = answer, .count = count};
     a->n = upstream_n(g->upstream);
     atomic_init(&a->n_left, a->n + 1);
     for (unsigned i = 0; i < a->n; i++) {

@@ -1,5 +1,6 @@
 /* The limits of one client, and their effect on others. */
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -179,6 +180,35 @@ static int stop_verifier(void **state)
     return 0;
 }
 
+/* A verifier that is stopped, so statistics take their 1 s. */
+static void an_address_has_few_requests_for_statistics_at_a_time(void **state)
+{
+    enum { MAX = 8 };
+    (void)state;
+    struct service v = {0};
+    static const char *const args[] = {"--model", SOURCE_DIR "/models/tales-1m-q8_0.gguf", NULL};
+    service_start(&v, "verifier-svc", args);
+    unsigned port;
+    struct child s = gateway_start(v.target, NULL, &port);
+    assert_int_equal(kill(v.pid, SIGSTOP), 0);
+    struct http_client c[MAX];
+    for (int i = 0; i < MAX; i++) {
+        c[i] = http_client_open(port);
+        http_client_ask(&c[i], i % 2 ? "GET /metrics" : "GET /health", "", "");
+    }
+    http_answer_is(http_ask(port, "GET /ready", "", ""), 200, "", "");
+    http_answer_is(http_ask(port, "GET /metrics", "", ""), 429, "",
+                   "8 requests for statistics from this address run already");
+    for (int i = 0; i < MAX; i++) {
+        http_answer_is(http_client_read(&c[i], 20000), i % 2 ? 200 : 503, "", "");
+        http_client_close(&c[i]);
+    }
+    http_answer_is(http_ask(port, "GET /metrics", "", ""), 200, "", "");
+    assert_int_equal(kill(v.pid, SIGCONT), 0);
+    child_stop(&s);
+    service_stop(&v);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -187,6 +217,7 @@ int main(void)
         cmocka_unit_test(a_path_or_query_over_the_limit_is_414),
         cmocka_unit_test(invalid_utf8_is_harmless),
         cmocka_unit_test(malformed_traffic_does_not_disturb_good_traffic),
+        cmocka_unit_test(an_address_has_few_requests_for_statistics_at_a_time),
     };
     return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
 }
