@@ -21,7 +21,9 @@
 #define MAX_URL_BYTES 2048        // path and query, decoded
 #define POOL_BYTES (64u << 10)    // of a connection: header and read buffer
 #define DISCARD_BYTES (64u << 20) // read past max_body, so that the client sees the 413
-#define LIMIT_SLACK 128           // for accepted connections that are not counted yet
+#define TINY_PIECES 1024          // of a body; beyond, their mean must be at least ...
+#define TINY_PIECE_BYTES 16
+#define LIMIT_SLACK 128 // for accepted connections that are not counted yet
 #define TLS_VERSIONS "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"
 #define STOP_US 2000000         // for answers to end, then again for connections
 #define SEND_BUFFER (256 << 10) // in the kernel, for a stalled reader; the default is 4 MiB
@@ -161,10 +163,20 @@ static void charge_body(struct http_request *r, size_t n)
     answer_error(r, answer_charge_status(rc), fail_text(), "");
 }
 
+/* Whether the body comes in tiny pieces, so that its bytes cost far more than those of others.
+ * libmicrohttpd passes each chunk of a chunked body separately. */
+static bool is_shredded(const struct http_request *r)
+{
+    return r->n_pieces > TINY_PIECES && r->body_bytes / r->n_pieces < TINY_PIECE_BYTES;
+}
+
 /* A refused body is read and discarded: a client that still sends would not see the answer. */
 static enum MHD_Result take_body(struct http_request *r, const char *data, size_t *n)
 {
     r->body_bytes += *n;
+    r->n_pieces++;
+    if (is_shredded(r)) // no answer can be sent inside a body
+        return MHD_NO;
     r->too_big |= r->body_bytes > r->s->o.max_body;
     if (!r->too_big && !r->refused)
         charge_body(r, *n);

@@ -35,6 +35,7 @@ struct http_request {
     char method[16], id[72];
     struct buf body;
     size_t body_bytes;                   // arrived, also those over the limit
+    unsigned n_pieces;                   // in which the body has arrived
     size_t counted;                      // bytes of the server's memory
     struct request_memory_client *payer; // NULL: nothing was counted yet
     int64_t begun_us;

@@ -180,6 +180,33 @@ static int stop_verifier(void **state)
     return 0;
 }
 
+/* The rest of such a body would cost as much work as a thousand times its bytes. */
+static void a_body_in_tiny_chunks_ends_its_connection(void **state)
+{
+    enum { FEW = 1000, MANY = 5000 };
+    (void)state;
+    unsigned port;
+    struct child s = gateway_start(address, NULL, &port);
+    for (int i = 0; i < 2; i++) {
+        struct http_client c = http_client_open(port);
+        http_client_print(&c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+                              "Transfer-Encoding: chunked\r\n\r\n");
+        char chunks[6 * MANY + 1], *at = chunks;
+        for (int k = 0; k < (i ? MANY : FEW); k++)
+            at = stpcpy(at, "1\r\n \r\n");
+        http_client_send(&c, chunks, (size_t)(at - chunks));
+        if (!i) {
+            http_client_print(&c, "2\r\n{}\r\n0\r\n\r\n");
+            http_answer_is(http_client_read(&c, 20000), 400, "", "");
+        } else {
+            assert_true(http_client_wait_close(&c, 10000));
+        }
+        http_client_close(&c);
+    }
+    serves(port);
+    child_stop(&s);
+}
+
 /* A verifier that is stopped, so statistics take their 1 s. */
 static void an_address_has_few_requests_for_statistics_at_a_time(void **state)
 {
@@ -217,6 +244,7 @@ int main(void)
         cmocka_unit_test(a_path_or_query_over_the_limit_is_414),
         cmocka_unit_test(invalid_utf8_is_harmless),
         cmocka_unit_test(malformed_traffic_does_not_disturb_good_traffic),
+        cmocka_unit_test(a_body_in_tiny_chunks_ends_its_connection),
         cmocka_unit_test(an_address_has_few_requests_for_statistics_at_a_time),
     };
     return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
