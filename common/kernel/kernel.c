@@ -94,14 +94,11 @@ static bool is_zen(void)
 }
 
 /* Measured on a Xeon (Sapphire Rapids) and an EPYC (Zen 5); see docs/benchmarks.md, "kernels". The
- * prefetchers of the Xeon follow each tile slowly, but many tiles together. Those of the EPYC read
- * one tile at full speed. */
-struct kernel_walk kernel_usual_walk(enum kernel_type type, bool one_row)
+ * prefetchers of the Xeon follow each tile slowly, but many tiles together. Those of the EPYC are
+ * fastest for two. */
+struct kernel_walk kernel_usual_walk(void)
 {
-    const struct kernel_layout *l = kernel_layout(type);
-    if (is_zen() && (one_row || !l || l->lo_bits == 8))
-        return (struct kernel_walk){1, KERNEL_AHEAD};
-    return (struct kernel_walk){is_zen() ? 4 : KERNEL_STREAMS, KERNEL_AHEAD};
+    return (struct kernel_walk){is_zen() ? 2 : KERNEL_STREAMS, KERNEL_AHEAD};
 }
 
 bool kernel_has_walks(const struct kernel *k, enum kernel_type type)

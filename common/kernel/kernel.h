@@ -170,9 +170,8 @@ struct kernel {
 int kernel_init(const struct kernel **ret);
 /* A tier by name. NULL: unknown, or this CPU does not have it. */
 const struct kernel *kernel_tier(const char *name);
-/* The walk that the table for this CPU's family has: for weights of this type, and one row of
- * activations or more. It never names fewer than one stream. */
-struct kernel_walk kernel_usual_walk(enum kernel_type type, bool one_row);
+/* The walk that is usually fastest on this CPU's family. */
+struct kernel_walk kernel_usual_walk(void);
 /* The products of this tier follow kernel_mat's walks. */
 bool kernel_has_walks(const struct kernel *k, enum kernel_type type);
 /* Sets FTZ and DAZ. Every thread calls this once, before its first kernel. */

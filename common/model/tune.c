@@ -20,7 +20,7 @@
 
 /* Each is the fastest for some type and rows on a CPU that was measured: docs/benchmarks.md,
  * "kernels". */
-static const struct kernel_walk candidates[] = {{8, 2048}, {4, 2048}, {1, 2048}};
+static const struct kernel_walk candidates[] = {{8, 2048}, {4, 2048}, {2, 2048}, {1, 2048}};
 #define N_CANDIDATES ARRAY_LEN(candidates)
 
 enum { ONE, MORE, N_ROWS };
@@ -73,8 +73,8 @@ static void list_shapes(struct tuner *t, struct tune *tune)
 {
     for (uint32_t i = 0; i < t->m->n_mats; i++) {
         struct kernel_mat *w = t->m->mats[i];
-        w->one = kernel_usual_walk(w->type, true);
-        w->more = kernel_usual_walk(w->type, false);
+        w->one = kernel_usual_walk();
+        w->more = kernel_usual_walk();
         if (!kernel_has_walks(t->m->kernel, w->type) || find_shape(t, w) || tune->n == TUNE_MAX)
             continue;
         struct tune_choice *c = &tune->of[tune->n++];

@@ -131,8 +131,7 @@ static void off_leaves_the_walks_of_the_table(void **state)
     assert_false(tune.timed);
     for (uint32_t k = 0; k < f->model.n_mats; k++) {
         const struct kernel_mat *w = &f->mats[k];
-        must_have(w, kernel_usual_walk(w->type, true).n_streams,
-                  kernel_usual_walk(w->type, false).n_streams);
+        must_have(w, kernel_usual_walk().n_streams, kernel_usual_walk().n_streams);
         assert_int_equal(tune.of[k].one.n_streams, w->one.n_streams);
     }
     fake_free(f);
@@ -186,8 +185,7 @@ static void further_shapes_get_the_walks_of_the_table(void **state)
     assert_int_equal(tune.n, TUNE_MAX);
     must_have(&f->mats[TUNE_MAX - 1], 4, 4);
     for (uint32_t k = TUNE_MAX; k < TUNE_MAX + 2; k++)
-        must_have(&f->mats[k], kernel_usual_walk(KERNEL_Q8_0, true).n_streams,
-                  kernel_usual_walk(KERNEL_Q8_0, false).n_streams);
+        must_have(&f->mats[k], kernel_usual_walk().n_streams, kernel_usual_walk().n_streams);
     fake_free(f);
 }
 
