@@ -68,7 +68,7 @@ static struct shape *find_shape(struct tuner *t, const struct kernel_mat *w)
     return NULL;
 }
 
-/* Gives every matrix the walks of the table, and lists the types and shapes that have walks. */
+/* Gives every matrix the usual walks, and lists the types and shapes that have walks. */
 static void list_shapes(struct tuner *t, struct tune *tune)
 {
     for (uint32_t i = 0; i < t->m->n_mats; i++) {

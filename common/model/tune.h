@@ -26,7 +26,7 @@ struct tune_choice {
 struct tune {
     struct tune_choice of[TUNE_MAX];
     uint32_t n;
-    bool timed; // now or by an earlier start; false: they are those of the table
+    bool timed; // now or by an earlier start; false: they are the usual ones
 };
 
 /* Sets the walks of all matrices of m and says which in *ret. Runs for about a second at most.

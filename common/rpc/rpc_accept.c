@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -19,9 +20,12 @@
 #include "rpc/rpc_peers.h"
 
 #define CLIENTS 4096 // clients with the same hash share a rate
+#define TAKEN_MS 10
 #define INTERVAL_US (1000000 / RPC_ACCEPT_PER_S)
 
 static atomic_bool watched[UINT16_MAX + 1];
+
+enum reason { RATE, DESCRIPTORS, N_REASONS };
 
 static struct {
     pthread_once_t once;
@@ -30,9 +34,14 @@ static struct {
     uint64_t seed;      // nobody else can tell which addresses share a rate
     /* Of each client: when its last connection was due at RPC_ACCEPT_PER_S. */
     int64_t due_us[CLIENTS];
-    struct metric *by_rate, *by_descriptors;
-    struct log_pace pace;
 } gate = {.once = PTHREAD_ONCE_INIT, .mu = PTHREAD_MUTEX_INITIALIZER, .reserve_fd = -1};
+
+static struct {
+    const char *label;
+    struct metric *count;
+    struct log_pace pace;
+} refused[N_REASONS] = {
+    [RATE] = {.label = "reason=\"rate\""}, [DESCRIPTORS] = {.label = "reason=\"descriptors\""}};
 
 static void fill_reserve(void)
 {
@@ -42,10 +51,10 @@ static void fill_reserve(void)
 
 static void init_gate(void)
 {
-    static const char name[] = "tandem_rpc_refused_connections_total";
-    static const char help[] = "TCP connections closed when they were accepted.";
-    gate.by_rate = metrics_counter(name, help, "reason=\"rate\"");
-    gate.by_descriptors = metrics_counter(name, help, "reason=\"descriptors\"");
+    for (int i = 0; i < N_REASONS; i++)
+        refused[i].count =
+            metrics_counter("tandem_rpc_refused_connections_total",
+                            "TCP connections closed when they were accepted.", refused[i].label);
     gate.seed = rng_secret();
     fill_reserve();
 }
@@ -73,15 +82,16 @@ static int system_accept(int fd, struct sockaddr *a, socklen_t *len, int flags)
     return (int)syscall(SYS_accept4, fd, a, len, flags);
 }
 
-static void report(struct metric *m, const char *why)
+static void report(enum reason reason)
 {
-    metrics_add(m, 1);
-    unsigned n = log_pace_due(&gate.pace, clock_us());
+    metrics_add(refused[reason].count, 1);
+    unsigned n = log_pace_due(&refused[reason].pace, clock_us());
     if (n)
-        log_warn("connections refused reason=%s refused=%u", why, n);
+        log_warn("connections refused %s refused=%u", refused[reason].label, n);
 }
 
-/* The generic cell rate algorithm (ITU-T I.371): RPC_ACCEPT_BURST connections may be early. */
+/* The generic cell rate algorithm (ITU-T I.371): RPC_ACCEPT_BURST connections may be early. With
+ * the lock. */
 static bool is_in_rate(const struct sockaddr_storage *from)
 {
     struct rpc_peer_address a;
@@ -89,14 +99,34 @@ static bool is_in_rate(const struct sockaddr_storage *from)
     rpc_peer_address_of(from, &a); // a watched port is one of TCP
     rpc_peer_client(&a, client);
     int64_t now_us = clock_us();
-    pthread_mutex_lock(&gate.mu);
     int64_t *due = &gate.due_us[XXH3_64bits_withSeed(client, sizeof(client), gate.seed) % CLIENTS];
     int64_t next = (*due > now_us ? *due : now_us) + INTERVAL_US;
-    bool is_in = next - now_us <= (int64_t)RPC_ACCEPT_BURST * INTERVAL_US;
-    if (is_in)
-        *due = next;
+    if (next - now_us > (int64_t)RPC_ACCEPT_BURST * INTERVAL_US)
+        return false;
+    *due = next;
+    return true;
+}
+
+/* Whether an accepted connection may stay. Descriptors are free, so the reserve is filled again. */
+static bool admit(const struct sockaddr_storage *from)
+{
+    pthread_mutex_lock(&gate.mu);
+    fill_reserve();
+    bool ok = is_in_rate(from);
     pthread_mutex_unlock(&gate.mu);
-    return is_in;
+    return ok;
+}
+
+static bool is_shortage(int error)
+{
+    return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+/* Whether the connection that waited had this error, see accept(2). The next one may be good. */
+static bool is_of_connection(int error)
+{
+    return error == ECONNABORTED || error == EPROTO || error == EPERM || error == ENETDOWN ||
+           error == EHOSTDOWN || error == EHOSTUNREACH || error == ENETUNREACH || error == ENONET;
 }
 
 /* Closes one waiting connection. False: none waits, or another thread took the descriptor. */
@@ -107,12 +137,15 @@ static bool close_waiting(int fd)
         close(gate.reserve_fd);
     gate.reserve_fd = -1;
     int c = system_accept(fd, NULL, NULL, SOCK_CLOEXEC);
+    bool taken = c < 0 && is_shortage(errno);
     if (c >= 0)
         close(c);
     fill_reserve();
     pthread_mutex_unlock(&gate.mu);
     if (c >= 0)
-        report(gate.by_descriptors, "descriptors");
+        report(DESCRIPTORS);
+    if (taken)
+        poll(NULL, 0, TAKEN_MS); // rpc_listen.h would try again without a pause
     return c >= 0;
 }
 
@@ -121,19 +154,19 @@ static int accept_for_core(int fd, int flags, struct sockaddr_storage *from)
     for (;;) {
         socklen_t len = sizeof(*from);
         int c = system_accept(fd, (struct sockaddr *)from, &len, flags);
-        if (c >= 0 && is_in_rate(from))
+        if (c >= 0 && admit(from))
             return c;
         if (c >= 0) {
             close(c);
-            report(gate.by_rate, "rate");
-        } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            report(RATE);
+        } else if (is_shortage(errno)) {
             if (!close_waiting(fd)) {
                 errno = EAGAIN; // the next connection wakes gRPC core again
                 return -1;
             }
-        } else if (errno == EAGAIN || errno == EINTR || errno == EBADF || errno == EINVAL) {
+        } else if (!is_of_connection(errno)) {
             return -1;
-        } // else an error of the connection that waited, see accept(2)
+        }
     }
 }
 

@@ -22,8 +22,8 @@
 #define POOL_BYTES (64u << 10)    // of a connection: header and read buffer
 #define DISCARD_BYTES (64u << 20) // read past max_body, so that the client sees the 413
 #define TINY_PIECES 1024          // of a body; beyond, their mean must be at least ...
-#define TINY_PIECE_BYTES 16
-#define LIMIT_SLACK 128 // for accepted connections that are not counted yet
+#define TINY_PIECE_BYTES 16       // ... this many bytes
+#define LIMIT_SLACK 128           // for accepted connections that are not counted yet
 #define TLS_VERSIONS "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"
 #define STOP_US 2000000         // for answers to end, then again for connections
 #define SEND_BUFFER (256 << 10) // in the kernel, for a stalled reader; the default is 4 MiB

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/clock.h"
+#include "base/err.h"
 #include "base/log.h"
 #include "base/metrics.h"
 #include "base/rng.h"
@@ -56,7 +57,9 @@ static int count_query(const struct address *client, struct address_count **ret)
     if (!running.counts.secret)
         running.counts.secret = rng_secret();
     struct address_count *c = address_counts_take(&running.counts, client);
-    int rc = !c ? -ENOMEM : c->n == QUERIES_MAX ? -EBUSY : 0;
+    int rc = !c ? -ENOMEM : 0;
+    if (c && c->n == QUERIES_MAX)
+        rc = fail(-EBUSY, "%d requests for statistics from this address run already", QUERIES_MAX);
     if (rc < 0)
         address_counts_drop(&running.counts, c);
     else
@@ -77,7 +80,6 @@ static void uncount_query(struct address_count *c)
 static void query_free(struct query *a)
 {
     uncount_query(a->count);
-
     for (unsigned i = 0; i < a->n; i++) {
         if (a->replies[i].stats)
             tandem__v1__stats_reply__free_unpacked(a->replies[i].stats, NULL);
@@ -128,7 +130,7 @@ static void query_verifiers(struct gateway *g, struct http_request *r,
     if (rc < 0) {
         free(a);
         if (rc == -EBUSY)
-            answer_error(r, 429, "8 requests for statistics from this address run already", "");
+            answer_error(r, 429, fail_text(), "");
         else
             answer_error(r, 500, "no memory for this request", "");
         return;

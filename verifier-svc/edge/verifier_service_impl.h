@@ -6,10 +6,10 @@
  *     verifier_service_info.c         model, tokenizer, statistics
  *     verifier_service_speculation.c  the settings of speculation */
 #pragma once
-#include "base/log_burst.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include "base/log_burst.h"
 #include "tandem/v1/verifier.pb-c.h"
 #include "verifier-svc/edge/verifier_service.h"
 #include "verifier-svc/engine/flows.h"
@@ -43,8 +43,7 @@ struct verifier_service {
     pthread_t sender_thread;            // 0: not started
     struct jobs_thread jobs_threads[2]; // for all jobs, and for short ones
 
-    pthread_mutex_t
-        mu; // for the jobs, for refusals, and for the user of a call while it can change
+    pthread_mutex_t mu; // for jobs, refusals, and the user of a call while it can change
     pthread_cond_t jobs_changed;
     struct job *jobs;         // short ones before long ones
     struct flows *job_flows;  // whose turn it is, by bytes, and whose jobs give way

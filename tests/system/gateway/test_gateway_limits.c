@@ -180,7 +180,6 @@ static int stop_verifier(void **state)
     return 0;
 }
 
-/* The rest of such a body would cost as much work as a thousand times its bytes. */
 static void a_body_in_tiny_chunks_ends_its_connection(void **state)
 {
     enum { FEW = 1000, MANY = 5000 };
