@@ -12,6 +12,10 @@
 #include "proposer-svc/hint.h"
 #include "proposer-svc/session.h"
 
+/* A cut context is hashed again from the last kept digest on. So no update costs more than this many
+ * tokens in addition to its own. */
+#define DIGEST_STEP 256
+
 struct session {
     struct session *next;          // in the bucket
     struct session *newer, *older; // in the order of use
@@ -22,6 +26,7 @@ struct session {
     uint32_t n, capacity, n_prompt;
     uint32_t n_verifying; // draft tokens after n, which the proposer knows too
     uint64_t digest;      // of tokens [0, n)
+    uint64_t *digests;    // [i]: of tokens [0, (i + 1) * DIGEST_STEP), up to n
     struct prop_sampling sampling;
     struct dist_bias *bias; // memory of sampling: the biases, then the banned tokens
     uint8_t tenant[PROP_TENANT_MAX];
@@ -109,6 +114,7 @@ static void drop_session(struct sessions *s, struct session *e, bool ended)
     struct prop_context c = context_of(e);
     s->c.ops->seq_done(s->c.shared, e->state, ended ? &c : NULL);
     free(e->tokens);
+    free(e->digests);
     free(e->hint.tokens);
     free(e->bias);
     free(e);
@@ -171,10 +177,12 @@ static bool reserve_context(struct sessions *s, struct session *e, uint32_t n)
     if (!evict_for(s, 0, capacity - e->capacity))
         return false;
     uint32_t *tokens = realloc(e->tokens, capacity * sizeof(*tokens));
-    if (!tokens)
+    e->tokens = tokens ? tokens : e->tokens;
+    uint64_t *digests = realloc(e->digests, (capacity / DIGEST_STEP + 1) * sizeof(*digests));
+    e->digests = digests ? digests : e->digests;
+    if (!tokens || !digests)
         return false;
     s->stats.n_tokens += capacity - e->capacity;
-    e->tokens = tokens;
     e->capacity = (uint32_t)capacity;
     return true;
 }
@@ -193,11 +201,22 @@ static void take_hint(struct sessions *s, struct session *e, const struct sessio
     s->stats.n_tokens += n;
 }
 
-static uint64_t digest_of(uint64_t digest, const uint32_t *tokens, uint32_t n)
+/* Moves e->digest from tokens [0, n) to [0, to), to >= n. */
+static void extend_digest(struct session *e, uint32_t n, uint32_t to)
 {
-    for (uint32_t i = 0; i < n; i++)
-        digest = rng_splitmix64(digest ^ ((uint64_t)tokens[i] + 1));
-    return digest;
+    for (uint32_t i = n; i < to; i++) {
+        e->digest = rng_splitmix64(e->digest ^ ((uint64_t)e->tokens[i] + 1));
+        if ((i + 1) % DIGEST_STEP == 0)
+            e->digests[i / DIGEST_STEP] = e->digest;
+    }
+}
+
+/* The digest of the context's first n tokens. */
+static void cut_digest(struct session *e, uint32_t n)
+{
+    uint32_t steps = n / DIGEST_STEP;
+    e->digest = steps ? e->digests[steps - 1] : 0;
+    extend_digest(e, steps * DIGEST_STEP, n);
 }
 
 /* Finds or adds the session, marks it busy and reserves its context. *ret NULL: the whole context
@@ -253,7 +272,7 @@ static void cut_context(struct sessions *s, struct session *e, const struct sess
         hint_cut(&e->hint, same);
     }
     if (u->keep < e->n)
-        e->digest = digest_of(0, e->tokens, u->keep);
+        cut_digest(e, u->keep);
     e->n = u->keep;
     e->n_verifying = 0;
 }
@@ -283,7 +302,7 @@ static bool apply_update(struct sessions *s, struct session *e, const struct ses
     cut_context(s, e, u);
     if (u->n_tokens)
         memcpy(e->tokens + e->n, u->tokens, u->n_tokens * sizeof(*u->tokens));
-    e->digest = digest_of(e->digest, u->tokens, (uint32_t)u->n_tokens);
+    extend_digest(e, e->n, u->base_len);
     e->n = u->base_len;
     if (u->prompt_len)
         e->n_prompt = u->prompt_len;
