@@ -10,6 +10,10 @@
 #include "gateway/openai/json_write.h"
 #include "gateway/openai/openai_writer.h"
 
+/* Events of a response's stream that repeat what the request has set: created, in_progress, and the
+ * last one. All may wait unread. */
+#define ECHOING_EVENTS 3
+
 /* `{"id":...,"object":...,"created":...,"model":...,"system_fingerprint":...,` */
 static char *head_of(const struct openai_reply_head *h)
 {
@@ -104,7 +108,8 @@ void openai_reply_done(struct openai_reply *r)
 
 size_t openai_reply_kept_bytes(const struct openai_reply *r)
 {
-    return tool_types_bytes(r->types) + (r->echoed ? strlen(r->echoed) + 1 : 0);
+    size_t n_echoed = r->echoed ? strlen(r->echoed) + 1 : 0;
+    return tool_types_bytes(r->types) + n_echoed * (r->stream ? 1 + ECHOING_EVENTS : 1);
 }
 
 size_t openai_reply_end_bytes(const struct openai_reply *r)

@@ -106,7 +106,8 @@ void openai_reply_done(struct openai_reply *r);
 void openai_reply_drop(struct openai_reply *r);
 /* The most bytes that openai_reply_end() repeats: none in streams, except those of responses. */
 size_t openai_reply_end_bytes(const struct openai_reply *r);
-/* The memory that stays of the request while it is answered. */
+/* The memory that stays of the request while it is answered, with the parts of it that events of a
+ * stream repeat. */
 size_t openai_reply_kept_bytes(const struct openai_reply *r);
 
 /* The number of tokens of the choice's prompt, and how many of them were cached. */

@@ -267,9 +267,10 @@ static void read_large(void *user, bool stops)
 
 static void read_later(struct completion *x)
 {
-    struct openai_fault fault = {.status = 503};
-    if (reader_add(x->g->reader, &x->reading, http_payer(x->http), read_large, x) == 0)
+    int rc = reader_read(x->g->reader, &x->reading, http_payer(x->http), read_large, x);
+    if (rc == 0)
         return;
+    struct openai_fault fault = {.status = reader_status(rc)};
     snprintf(fault.text, sizeof(fault.text), "%s", fail_text());
     refuse_request(x->http, &x->log, &fault);
     completion_unref(x);

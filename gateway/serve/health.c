@@ -22,8 +22,7 @@
 #define PROPOSERS_MAX 16 // of one verifier
 #define CALL_TIMEOUT_US 1000000
 #define BODY_MAX (64u << 20)
-/* Of one address at the same time. Answers are written on the threads that also deliver tokens, at
- * about 1 ms each. */
+/* Of one address at the same time. The reader writes an answer in about 1 ms. */
 #define QUERIES_MAX 8
 
 /* The queries that run, by the address of the client. */
@@ -36,6 +35,7 @@ static struct {
 struct query {
     struct gateway *g;
     struct http_request *http;
+    struct reader_job job;
     void (*answer)(struct query *a);
     struct address_count *count;
     atomic_uint n_left;
@@ -89,12 +89,23 @@ static void query_free(struct query *a)
     free(a);
 }
 
-static void drop_reply(struct query *a)
+static void answer_query(void *user, bool stops)
 {
-    if (atomic_fetch_sub(&a->n_left, 1) != 1)
-        return;
+    struct query *a = user;
+    (void)stops; // QUERIES_MAX limits the answers that wait
     a->answer(a);
     query_free(a);
+}
+
+/* The thread of the last reply also delivers tokens, so it does not write the answer. */
+static void drop_reply(struct query *a)
+{
+    char address[ADDRESS_TEXT_MAX];
+    if (atomic_fetch_sub(&a->n_left, 1) != 1)
+        return;
+    address_text(http_client(a->http), address);
+    if (reader_write(a->g->reader, &a->job, address, answer_query, a) < 0)
+        answer_query(a, true);
 }
 
 /* This gateway does not have the role that may read statistics. Logged once per verifier. */

@@ -53,6 +53,7 @@ static void append_job(struct reader *r, struct reader_job *job)
     if (first) {
         first->last->next = job;
         first->last = job;
+        first->n++;
     } else if (r->busy && r->payer == job->payer) {
         r->rest = job;
     } else {
@@ -70,8 +71,10 @@ static struct reader_job *take_job(struct reader *r)
         return NULL;
     r->first = job->later;
     r->rest = job->next;
-    if (r->rest)
+    if (r->rest) {
         r->rest->last = job->last;
+        r->rest->n = job->n - 1;
+    }
     r->payer = job->payer;
     r->busy = true;
     r->n--;
@@ -121,28 +124,56 @@ int reader_new(struct reader **ret)
     return 0;
 }
 
-static int try_add(struct reader *r, struct reader_job *job)
+static int check_places(struct reader *r, const struct reader_job *job)
 {
-    if (r->stopped)
-        return fail(-EPIPE, READER_STOPPING);
-    if (r->n == READER_MAX_WAITING)
+    const struct reader_job *first = find_first(r, job->payer);
+    if (r->n >= READER_MAX_WAITING)
         return fail(-EAGAIN, "too many large requests wait to be read; try again");
-    append_job(r, job);
-    pthread_cond_signal(&r->changed);
+    if (first && first->n + 1 > READER_MAX_WAITING - r->n - 1)
+        return fail(-EDQUOT, "%u of your large requests already wait to be read; try again",
+                    first->n);
     return 0;
 }
 
-int reader_add(struct reader *r, struct reader_job *job, const char *payer, reader_fn *fn,
-               void *user)
+static int add(struct reader *r, struct reader_job *job, bool limited)
 {
-    *job = (struct reader_job){.fn = fn,
-                               .user = user,
-                               .payer = XXH3_64bits_withSeed(payer, strlen(payer), r->secret),
-                               .last = job};
     pthread_mutex_lock(&r->mu);
-    int rc = try_add(r, job);
+    int rc = r->stopped ? fail(-EPIPE, READER_STOPPING) : limited ? check_places(r, job) : 0;
+    if (rc == 0) {
+        append_job(r, job);
+        pthread_cond_signal(&r->changed);
+    }
     pthread_mutex_unlock(&r->mu);
     return rc;
+}
+
+static struct reader_job job_of(const struct reader *r, struct reader_job *at, const char *payer,
+                                reader_fn *fn, void *user)
+{
+    return (struct reader_job){.fn = fn,
+                               .user = user,
+                               .payer = XXH3_64bits_withSeed(payer, strlen(payer), r->secret),
+                               .last = at,
+                               .n = 1};
+}
+
+int reader_read(struct reader *r, struct reader_job *job, const char *payer, reader_fn *fn,
+                void *user)
+{
+    *job = job_of(r, job, payer, fn, user);
+    return add(r, job, true);
+}
+
+int reader_write(struct reader *r, struct reader_job *job, const char *payer, reader_fn *fn,
+                 void *user)
+{
+    *job = job_of(r, job, payer, fn, user);
+    return add(r, job, false);
+}
+
+int reader_status(int error)
+{
+    return error == -EDQUOT ? 429 : 503;
 }
 
 void reader_stop(struct reader *r)

@@ -109,8 +109,11 @@ static void begin(struct gateway *g, struct http_request *r, const struct way *w
     http_body(r, &len);
     if (len <= READER_BYTES) {
         read_body(x);
-    } else if (reader_add(g->reader, &x->job, http_payer(r), read_large, x) < 0) {
-        answer_error(r, 503, fail_text(), "");
+        return;
+    }
+    int rc = reader_read(g->reader, &x->job, http_payer(r), read_large, x);
+    if (rc < 0) {
+        answer_error(r, reader_status(rc), fail_text(), "");
         tokens_free(x);
     }
 }
@@ -154,7 +157,7 @@ static void on_reply(void *user, const struct rpc_status *status, ProtobufCMessa
         answer_error(x->http, answer_charge_status(rc), fail_text(), "");
         tokens_free(x);
     } else if (len <= READER_BYTES ||
-               reader_add(x->g->reader, &x->job, http_payer(x->http), write_large, x) < 0) {
+               reader_write(x->g->reader, &x->job, http_payer(x->http), write_large, x) < 0) {
         write_answer(x);
     }
 }

@@ -1,8 +1,7 @@
 /* reader_hold.c - holds the thread of a reader. */
-#include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <semaphore.h>
+#include <stdio.h>
 #include "lib/lib.h"
 #include "lib/rigs/reader_hold.h"
 
@@ -36,17 +35,25 @@ static void done(void *user, bool stops)
     sem_post(user);
 }
 
-void reader_hold(struct reader *r, const char *payer, unsigned n)
+void reader_hold(struct reader *r, const char *payer)
 {
-    static struct reader_job first, more[READER_MAX_WAITING];
+    static struct reader_job first;
     assert_false(holds);
     sem_init(&held, 0, 0);
     sem_init(&gate, 0, 0);
-    assert_int_equal(reader_add(r, &first, payer, hold, NULL), 0);
+    assert_int_equal(reader_read(r, &first, payer, hold, NULL), 0);
     sem_wait(&held);
     holds = true;
-    for (unsigned i = 0; i < n; i++)
-        assert_int_equal(reader_add(r, &more[i], payer, nothing, NULL), 0);
+}
+
+void reader_fill(struct reader *r, unsigned n)
+{
+    static struct reader_job jobs[READER_MAX_WAITING];
+    for (unsigned i = 0; i < n; i++) {
+        char payer[32];
+        snprintf(payer, sizeof(payer), "payer %u", i);
+        assert_int_equal(reader_read(r, &jobs[i], payer, nothing, NULL), 0);
+    }
 }
 
 void reader_let_go(void)
@@ -61,9 +68,6 @@ void reader_await(struct reader *r)
     static struct reader_job job;
     sem_t end;
     sem_init(&end, 0, 0);
-    int rc;
-    while ((rc = reader_add(r, &job, "the test", done, &end)) == -EAGAIN) // all places are taken
-        sched_yield();
-    assert_int_equal(rc, 0);
+    assert_int_equal(reader_write(r, &job, "the test", done, &end), 0);
     sem_wait(&end);
 }

@@ -5,9 +5,11 @@
 #pragma once
 #include "gateway/serve/reader.h"
 
-/* The reader runs a job until reader_let_go(), or until reader_stop() waits for its thread. Then n
- * more jobs wait. Ends the test on errors. payer: of all these jobs. */
-void reader_hold(struct reader *r, const char *payer, unsigned n);
+/* The reader runs a job of the payer until reader_let_go(), or until reader_stop() waits for its
+ * thread. Ends the test on errors. */
+void reader_hold(struct reader *r, const char *payer);
+/* n more jobs wait, each of another payer. Ends the test on errors. */
+void reader_fill(struct reader *r, unsigned n);
 void reader_let_go(void);
 /* Waits until one more job of each payer has run. The job that runs now counts as one of its
  * payer. */

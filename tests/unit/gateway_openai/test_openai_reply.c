@@ -596,6 +596,18 @@ static void a_failed_allocation_is_an_error(void **state)
     assert_true(n >= 3);
 }
 
+/* Three events repeat what the request has set. */
+static void a_stream_keeps_four_copies(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(true, true);
+    struct openai_reply r;
+    h.echoed = strdup("\"a\":1");
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    assert_int_equal(openai_reply_kept_bytes(&r), 4 * 6);
+    openai_reply_done(&r);
+}
+
 /* A failed call becomes the text of one token. The buffer of that text is shared by all choices. */
 static void the_parsed_text_of_a_token_counts(void **state)
 {
@@ -765,6 +777,7 @@ int main(void)
         cmocka_unit_test(a_token_that_is_lost_is_an_error),
         cmocka_unit_test(ids_of_calls_are_the_models_or_are_made),
         cmocka_unit_test(a_failed_allocation_is_an_error),
+        cmocka_unit_test(a_stream_keeps_four_copies),
         cmocka_unit_test(the_parsed_text_of_a_token_counts),
         cmocka_unit_test(no_answer_lacks_a_part_silently),
         cmocka_unit_test(a_response_that_is_too_large_is_not_completed),

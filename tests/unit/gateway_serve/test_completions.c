@@ -309,7 +309,7 @@ static void begin_large(void)
 static void a_large_body_is_read_by_the_reader(void **state)
 {
     (void)state;
-    reader_hold(reader, "other", 0);
+    reader_hold(reader, "other");
     begin_large();
     assert_int_equal(r->answer, NONE);
     reader_let_go();
@@ -320,7 +320,8 @@ static void a_large_body_is_read_by_the_reader(void **state)
 static void large_requests_that_wait_are_limited(void **state)
 {
     (void)state;
-    reader_hold(reader, "other", READER_MAX_WAITING);
+    reader_hold(reader, "other");
+    reader_fill(reader, READER_MAX_WAITING);
     begin_large();
     refused(503, "too many large requests wait to be read; try again");
 }
@@ -328,7 +329,7 @@ static void large_requests_that_wait_are_limited(void **state)
 static void a_large_request_is_not_read_after_its_end(void **state)
 {
     (void)state;
-    reader_hold(reader, "other", 0);
+    reader_hold(reader, "other");
     begin_large();
     http_notify_close(r);
     reader_let_go();

@@ -12,6 +12,7 @@
 #include "lib/fakes/failing.h"
 #include "lib/lib.h"
 #include "lib/rigs/logged.h"
+#include "lib/rigs/reader_hold.h"
 #include "tandem/v1/stats.pb-c.h"
 
 #define N 3
@@ -106,6 +107,7 @@ static int start(void **state)
             .u = &u, .target = targets[i], .state = UPSTREAM_READY, .model = &snapshots[i].model};
     }
     assert_int_equal(request_memory_new(1 << 20, &server.memory), 0);
+    assert_int_equal(reader_new(&g.reader), 0);
     r = calloc(1, sizeof(*r));
     *r = (struct http_request){.s = &server, .path = strdup("/v1/models/b/two")};
     atomic_init(&r->n_refs, 1);
@@ -116,6 +118,7 @@ static int start(void **state)
 static int end(void **state)
 {
     (void)state;
+    reader_free(g.reader);
     assert_int_equal(atomic_load(&r->n_refs), 1);
     for (unsigned i = 0; i < N; i++)
         assert_int_equal(atomic_load(&snapshots[i].n_refs), 1);
@@ -128,6 +131,7 @@ static int end(void **state)
 static const char *answered(int status)
 {
     static char text[65536];
+    reader_await(g.reader);
     assert_int_equal(r->status, status);
     assert_true(r->out.len < sizeof(text));
     memcpy(text, r->out.data, r->out.len);
@@ -238,7 +242,10 @@ static void health_shows_every_number(void **state)
     health_report(&g, r);
     fails(1, RPC_UNIMPLEMENTED);    // an older verifier, without statistics
     assert_int_equal(r->status, 0); // not answered yet
+    reader_hold(g.reader, "other");
     answers(0, full());
+    assert_int_equal(r->status, 0); // the reader writes it
+    reader_let_go();
     const char *text = answered(200);
     has(text, "{\"status\":\"ok\",\"version\":\"");
     has(text, "\",\"uptime_s\":"); // it has just started: 0, or a number such as 7e-05
@@ -450,8 +457,8 @@ static void each_verifier_has_its_instance_or_its_target(void **state)
         health_metrics(&g, r);
         report(0, v[i].first, NULL);
         report(1, v[i].second, NULL);
-        assert_string_equal(r->type, "text/plain; version=0.0.4; charset=utf-8");
         const char *text = answered(200);
+        assert_string_equal(r->type, "text/plain; version=0.0.4; charset=utf-8");
         for (unsigned j = 0; j < 2; j++) {
             char want[64];
             snprintf(want, sizeof(want), "\nm{instance=\"%s\"} 1\n", v[i].has[j]);
@@ -523,8 +530,8 @@ static void openmetrics_are_sent_on_request(void **state)
     health_metrics(&g, r);
     report(0, "v1", NULL);
     report(1, "v2", NULL);
-    assert_string_equal(r->type, "application/openmetrics-text; version=1.0.0; charset=utf-8");
     const char *text = answered(200);
+    assert_string_equal(r->type, "application/openmetrics-text; version=1.0.0; charset=utf-8");
     assert_string_equal(text + strlen(text) - 6, "# EOF\n");
     has(text, "# TYPE m unknown\nm{instance=\"v1\"} 1\n");
     accept_field = "text/plain";
@@ -602,6 +609,16 @@ static void the_default_is_a_model(void **state)
     assert_string_equal(answered(200), ONE);
 }
 
+static void a_report_comes_while_the_gateway_stops_too(void **state)
+{
+    (void)state;
+    u.n = 1;
+    health_report(&g, r);
+    reader_stop(g.reader);
+    answers(0, full());
+    assert_int_equal(r->status, 200);
+}
+
 static void a_report_without_memory_asks_nobody(void **state)
 {
     (void)state;
@@ -627,6 +644,7 @@ int main(void)
         CASE(verifiers_without_statistics_are_left_out),
         CASE(each_proposer_comes_once),
         CASE(openmetrics_are_sent_on_request),
+        CASE(a_report_comes_while_the_gateway_stops_too),
         CASE(a_report_without_memory_asks_nobody),
         CASE(each_model_is_listed_once),
         CASE(only_verifiers_that_can_be_reached_have_models),

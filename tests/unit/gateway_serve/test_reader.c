@@ -38,12 +38,17 @@ static void note(void *user, bool stopping)
     ran[n_ran++] = *(const char *)user;
 }
 
+static void nothing(void *user, bool stopping)
+{
+    (void)user, (void)stopping;
+}
+
 /* Adds a job for each payer (a letter), with a name of the same place. */
 static void add(const char *payers, const char *names)
 {
     for (unsigned i = 0; payers[i]; i++) {
         const char payer[] = {payers[i], 0};
-        assert_int_equal(reader_add(reader, &jobs[names[i] - '0'], payer, note, (void *)&names[i]),
+        assert_int_equal(reader_read(reader, &jobs[names[i] - '0'], payer, note, (void *)&names[i]),
                          0);
     }
 }
@@ -51,7 +56,7 @@ static void add(const char *payers, const char *names)
 static void jobs_of_a_payer_keep_their_order(void **state)
 {
     (void)state;
-    reader_hold(reader, "h", 0);
+    reader_hold(reader, "h");
     add("aaaa", "0123");
     reader_stop(reader);
     assert_string_equal(ran, "0123");
@@ -60,7 +65,7 @@ static void jobs_of_a_payer_keep_their_order(void **state)
 static void payers_take_turns(void **state)
 {
     (void)state;
-    reader_hold(reader, "h", 0);
+    reader_hold(reader, "h");
     add("aaabcb", "012345");
     reader_stop(reader);
     assert_string_equal(ran, "034152");
@@ -70,7 +75,7 @@ static void payers_take_turns(void **state)
 static void the_payer_of_the_running_job_comes_last(void **state)
 {
     (void)state;
-    reader_hold(reader, "a", 0);
+    reader_hold(reader, "a");
     add("aabcba", "012345");
     reader_stop(reader);
     assert_string_equal(ran, "230415");
@@ -84,7 +89,7 @@ static void add_next(void *user, bool stopping)
     note((void *)&names[n_ran], stopping);
     if (left) {
         *(unsigned *)user = left - 1;
-        assert_int_equal(reader_add(reader, &jobs[0], "a", add_next, user), 0);
+        assert_int_equal(reader_read(reader, &jobs[0], "a", add_next, user), 0);
     }
 }
 
@@ -92,8 +97,8 @@ static void a_payer_that_always_has_a_job_does_not_hold_up_others(void **state)
 {
     (void)state;
     unsigned left = 3;
-    reader_hold(reader, "h", 0);
-    assert_int_equal(reader_add(reader, &jobs[0], "a", add_next, &left), 0);
+    reader_hold(reader, "h");
+    assert_int_equal(reader_read(reader, &jobs[0], "a", add_next, &left), 0);
     add("bb", "89");
     reader_let_go();
     for (unsigned i = 0; i < 4; i++) // jobs of a
@@ -106,9 +111,10 @@ static void a_payer_that_always_has_a_job_does_not_hold_up_others(void **state)
 static void jobs_that_wait_are_limited(void **state)
 {
     (void)state;
-    reader_hold(reader, "h", READER_MAX_WAITING - 1);
+    reader_hold(reader, "h");
+    reader_fill(reader, READER_MAX_WAITING - 1);
     add("a", "0");
-    assert_int_equal(reader_add(reader, &jobs[1], "b", note, NULL), -EAGAIN);
+    assert_int_equal(reader_read(reader, &jobs[1], "b", note, NULL), -EAGAIN);
     assert_string_equal(fail_text(), "too many large requests wait to be read; try again");
     reader_let_go();
     reader_await(reader);
@@ -118,19 +124,50 @@ static void jobs_that_wait_are_limited(void **state)
     assert_string_equal(ran, "01");
 }
 
+/* The first payer takes half of the places, the next one half of the others. */
+static void a_payer_leaves_places_for_others(void **state)
+{
+    (void)state;
+    static struct reader_job many[READER_MAX_WAITING];
+    reader_hold(reader, "h");
+    for (unsigned i = 0; i < READER_MAX_WAITING / 2; i++)
+        assert_int_equal(reader_read(reader, &many[i], "a", nothing, NULL), 0);
+    assert_int_equal(reader_read(reader, &jobs[0], "a", note, NULL), -EDQUOT);
+    assert_string_equal(fail_text(),
+                        "512 of your large requests already wait to be read; try again");
+    for (unsigned i = READER_MAX_WAITING / 2; i < READER_MAX_WAITING * 3 / 4; i++)
+        assert_int_equal(reader_read(reader, &many[i], "b", nothing, NULL), 0);
+    assert_int_equal(reader_read(reader, &jobs[0], "b", note, NULL), -EDQUOT);
+    add("c", "0");
+    reader_stop(reader);
+    assert_string_equal(ran, "0");
+}
+
+static void an_answer_always_finds_a_place(void **state)
+{
+    (void)state;
+    static const char name = '0';
+    reader_hold(reader, "h");
+    reader_fill(reader, READER_MAX_WAITING);
+    assert_int_equal(reader_write(reader, &jobs[0], "h", note, (void *)&name), 0);
+    reader_stop(reader);
+    assert_string_equal(ran, "0");
+    assert_int_equal(reader_write(reader, &jobs[0], "h", note, (void *)&name), -EPIPE);
+}
+
 static void jobs_that_wait_at_the_end_know_it(void **state)
 {
     (void)state;
     add("a", "0");
     reader_await(reader);
-    reader_hold(reader, "h", 0);
+    reader_hold(reader, "h");
     add("aba", "123");
     reader_stop(reader);
     assert_string_equal(ran, "0123");
     assert_false(stops[0]);
     for (unsigned i = 1; i < 4; i++)
         assert_true(stops[i]);
-    assert_int_equal(reader_add(reader, &jobs[0], "a", note, NULL), -EPIPE);
+    assert_int_equal(reader_read(reader, &jobs[0], "a", note, NULL), -EPIPE);
     assert_string_equal(fail_text(), READER_STOPPING);
     reader_stop(reader);
     reader_stop(NULL);
@@ -159,6 +196,8 @@ int main(void)
         CASE(the_payer_of_the_running_job_comes_last),
         CASE(a_payer_that_always_has_a_job_does_not_hold_up_others),
         CASE(jobs_that_wait_are_limited),
+        CASE(a_payer_leaves_places_for_others),
+        CASE(an_answer_always_finds_a_place),
         CASE(jobs_that_wait_at_the_end_know_it),
         CASE(a_reader_without_memory_or_a_thread_is_an_error),
     };

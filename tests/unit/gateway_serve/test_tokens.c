@@ -282,7 +282,7 @@ static void a_large_body_is_read_by_the_reader(void **state)
     (void)state;
     Tandem__V1__TokenizeReply m = TANDEM__V1__TOKENIZE_REPLY__INIT;
     put_body(LARGE);
-    reader_hold(g.reader, "other", 0);
+    reader_hold(g.reader, "other");
     tokens_encode(&g, r);
     assert_non_null(r->body.data);
     assert_int_equal(asked.n, 0);
@@ -298,7 +298,8 @@ static void a_large_body_may_find_no_place(void **state)
 {
     (void)state;
     put_body(LARGE);
-    reader_hold(g.reader, "other", READER_MAX_WAITING);
+    reader_hold(g.reader, "other");
+    reader_fill(g.reader, READER_MAX_WAITING);
     tokens_encode(&g, r);
     is(503, "too many large requests wait to be read; try again");
 }
@@ -307,7 +308,7 @@ static void a_large_body_that_waits_at_the_end_is_refused(void **state)
 {
     (void)state;
     put_body(LARGE);
-    reader_hold(g.reader, "other", 0);
+    reader_hold(g.reader, "other");
     tokens_encode(&g, r);
     reader_stop(g.reader);
     is(503, READER_STOPPING);
@@ -322,7 +323,7 @@ static void a_large_answer_is_written_by_the_reader(void **state)
     m.ids = ids;
     m.n_ids = LARGE;
     encode("{\"prompt\":\"x\"}");
-    reader_hold(g.reader, "other", 0);
+    reader_hold(g.reader, "other");
     replies(&m.base);
     assert_int_equal(r->answer, NONE);
     reader_let_go();
@@ -343,7 +344,7 @@ static void up_to_64_kib_are_not_for_the_reader(void **state)
     m.n_ids = READER_BYTES - 4; // 4 more bytes of the message
     assert_int_equal(protobuf_c_message_get_packed_size(&m.base), READER_BYTES);
     put_body(READER_BYTES);
-    reader_hold(g.reader, "other", 0);
+    reader_hold(g.reader, "other");
     tokens_encode(&g, r);
     assert_int_equal(asked.n, 1);
     replies(&m.base);
