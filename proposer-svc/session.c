@@ -12,8 +12,8 @@
 #include "proposer-svc/hint.h"
 #include "proposer-svc/session.h"
 
-/* A cut context is hashed again from the last kept digest on. So no update costs more than this many
- * tokens in addition to its own. */
+/* A cut context is hashed again from the last kept digest on. So no update hashes more than this
+ * many tokens in addition to its new ones. */
 #define DIGEST_STEP 256
 
 struct session {
