@@ -331,7 +331,8 @@ static void fail_call(struct completion *x, const struct upstream_call *a, int s
 
 static void end_unavailable(struct completion *x, const struct upstream_call *a)
 {
-    log_warn("request lost id=%s target=%s: %s", http_id(x->http), a->target ? a->target : "none",
+    const char *target = a->lost_target ? a->lost_target : a->target; // the status is its
+    log_warn("request lost id=%s target=%s: %s", http_id(x->http), target ? target : "none",
              a->status.text);
     fail_call(x, a, 503,
               a->begun ? "the verifier stopped before the answer was complete"

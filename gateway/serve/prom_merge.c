@@ -1,11 +1,11 @@
 /* prom_merge.c - merges the Prometheus metrics of several processes. */
-#include <ctype.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 #include "base/metrics.h"
 #include "base/rng.h"
+#include "gateway/serve/prom_line.h"
 #include "gateway/serve/prom_merge.h"
 
 struct prom_merge_family {
@@ -13,11 +13,6 @@ struct prom_merge_family {
     size_t name_len;
     char *help, *type; // the whole comment lines, or NULL
     struct buf samples;
-};
-
-struct span {
-    const char *at;
-    size_t len;
 };
 
 void prom_merge_init(struct prom_merge *p)
@@ -37,16 +32,6 @@ void prom_merge_done(struct prom_merge *p)
     *p = (struct prom_merge){0};
 }
 
-/* The metric name at the beginning of s; empty: none. */
-static struct span name_at(const char *s, size_t len)
-{
-    size_t n = 0;
-    while (n < len && (isalpha((unsigned char)s[n]) || s[n] == '_' || s[n] == ':' ||
-                       (n && isdigit((unsigned char)s[n]))))
-        n++;
-    return (struct span){s, n};
-}
-
 static struct prom_merge_family *grow_families(struct prom_merge *p)
 {
     if (p->n < p->cap)
@@ -62,7 +47,7 @@ static struct prom_merge_family *grow_families(struct prom_merge *p)
 }
 
 /* The slot of the family, or the free one for it. */
-static uint16_t *slot_of(struct prom_merge *p, struct span name)
+static uint16_t *slot_of(struct prom_merge *p, struct prom_span name)
 {
     for (uint64_t at = XXH3_64bits_withSeed(name.at, name.len, p->secret);; at++) {
         uint16_t *slot = &p->slots[at % PROM_MERGE_SLOTS];
@@ -72,7 +57,7 @@ static uint16_t *slot_of(struct prom_merge *p, struct span name)
     }
 }
 
-static struct prom_merge_family *find_or_add_family(struct prom_merge *p, struct span name)
+static struct prom_merge_family *find_or_add_family(struct prom_merge *p, struct prom_span name)
 {
     uint16_t *slot = slot_of(p, name);
     if (*slot)
@@ -87,14 +72,12 @@ static struct prom_merge_family *find_or_add_family(struct prom_merge *p, struct
     return f;
 }
 
-/* `# HELP name ...` or `# TYPE name ...`: the number plus 1 of the family of the samples that
- * follow. 0: any other comment. */
-static size_t read_comment(struct prom_merge *p, struct span line)
+/* The number plus 1 of the family of the samples that follow. 0: the comment names none. */
+static size_t read_comment(struct prom_merge *p, struct prom_span line)
 {
-    if (line.len < 8 || (memcmp(line.at, "# HELP ", 7) != 0 && memcmp(line.at, "# TYPE ", 7) != 0))
-        return 0;
-    struct span name = name_at(line.at + 7, line.len - 7);
-    struct prom_merge_family *f = name.len ? find_or_add_family(p, name) : NULL;
+    struct prom_span name;
+    struct prom_merge_family *f =
+        prom_line_comment(line, &name) ? find_or_add_family(p, name) : NULL;
     if (!f)
         return 0;
     char **slot = line.at[2] == 'H' ? &f->help : &f->type;
@@ -104,7 +87,7 @@ static size_t read_comment(struct prom_merge *p, struct span line)
 }
 
 /* Whether name is f->name, or f->name with _bucket, _sum or _count. */
-static bool belongs_to_family(const struct prom_merge_family *f, struct span name)
+static bool belongs_to_family(const struct prom_merge_family *f, struct prom_span name)
 {
     static const char *const tails[] = {"", "_bucket", "_sum", "_count"};
     size_t n = f->name_len;
@@ -116,64 +99,29 @@ static bool belongs_to_family(const struct prom_merge_family *f, struct span nam
     return false;
 }
 
-static const char *skip_blanks(const char *at, const char *end)
-{
-    while (at < end && (*at == ' ' || *at == '\t'))
-        at++;
-    return at;
-}
-
-/* The end of the text in quotes at `at`. */
-static const char *skip_quoted(const char *at, const char *end)
-{
-    for (at++; at < end && *at != '"'; at++)
-        at += *at == '\\';
-    return at < end ? at + 1 : end;
-}
-
-/* Whether a sample has a label `instance`; at: after the brace. Two of them make the whole text
- * invalid. */
-static bool has_instance(const char *at, const char *end)
-{
-    for (;;) {
-        at = skip_blanks(at, end);
-        struct span name = name_at(at, (size_t)(end - at));
-        if (!name.len)
-            return false;
-        at = skip_blanks(name.at + name.len, end);
-        if (at < end && *at == '=' && name.len == 8 && memcmp(name.at, "instance", 8) == 0)
-            return true;
-        at = at < end ? skip_blanks(at + 1, end) : end;
-        at = at < end && *at == '"' ? skip_blanks(skip_quoted(at, end), end) : end;
-        at += at < end && *at == ',';
-    }
-}
-
 /* The family of a sample; current: see read_comment(). Families may move, so it is no pointer. */
-static struct prom_merge_family *family_of(struct prom_merge *p, size_t current, struct span name)
+static struct prom_merge_family *family_of(struct prom_merge *p, size_t current,
+                                           struct prom_span name)
 {
     struct prom_merge_family *f = current ? &p->families[current - 1] : NULL;
     return f && belongs_to_family(f, name) ? f : find_or_add_family(p, name);
 }
 
-static void add_sample(struct prom_merge *p, size_t current, struct span line, const char *label)
+static void add_sample(struct prom_merge *p, size_t current, struct prom_span line,
+                       const char *label)
 {
-    struct span name = name_at(line.at, line.len);
-    const char *rest = line.at + name.len, *end = line.at + line.len;
-    if (!name.len || rest == end || (*rest != '{' && *rest != ' ') ||
-        (*rest == '{' && has_instance(rest + 1, end)))
+    struct prom_sample sample;
+    if (!prom_line_sample(line, &sample))
         return;
-    struct prom_merge_family *f = family_of(p, current, name);
+    struct prom_merge_family *f = family_of(p, current, sample.name);
     if (!f)
         return;
-    bool labels = *rest == '{';
-    rest += labels;
-    buf_printf(&f->samples, "%.*s{%s%s", (int)name.len, name.at, label,
-               !labels                      ? "}"
-               : rest < end && *rest != '}' ? ","
-                                            : "");
-    buf_add(&f->samples, rest, (size_t)(end - rest));
-    buf_add(&f->samples, "\n", 1);
+    buf_printf(&f->samples, "%.*s{%s%s", (int)sample.name.len, sample.name.at, label,
+               sample.labels.len ? "," : "");
+    buf_add(&f->samples, sample.labels.at, sample.labels.len);
+    buf_puts(&f->samples, "}");
+    buf_add(&f->samples, sample.rest.at, sample.rest.len);
+    buf_puts(&f->samples, "\n");
 }
 
 void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const char *instance,
@@ -186,13 +134,13 @@ void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const ch
     size_t label_len = strlen(label), left = PROM_MERGE_MAX_ADDED;
     while (text < end) {
         const char *stop = memchr(text, '\n', (size_t)(end - text));
-        struct span line = {text, (size_t)((stop ? stop : end) - text)};
+        struct prom_span line = {text, (size_t)((stop ? stop : end) - text)};
         if (line.len + label_len > left)
             return;
         left -= line.len + label_len;
         if (line.len && *line.at == '#')
             current = read_comment(p, line);
-        else if (line.len && !memchr(line.at, 0, line.len))
+        else if (line.len)
             add_sample(p, current, line, label);
         text += line.len + 1;
     }

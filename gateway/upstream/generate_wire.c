@@ -1,7 +1,9 @@
 /* generate_wire.c - packs a checked request into messages for the verifier, unpacks its events. */
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include "base/err.h"
 #include "base/mem.h"
 #include "gateway/upstream/generate_wire.h"
@@ -209,6 +211,18 @@ void generate_wire_run(struct openai_reply *r, unsigned choice, const Tandem__V1
     }
 }
 
+/* Letters, digits, '-', '_' and '.'; other bytes become '?', so that a name is one word of the
+ * log. */
+static void take_name(ProtobufCBinaryData from, char *ret, size_t size)
+{
+    size_t n = from.len < size - 1 ? from.len : size - 1;
+    for (size_t i = 0; i < n; i++) {
+        bool plain = isalnum(from.data[i]) || (from.data[i] && strchr("-_.", from.data[i]));
+        ret[i] = plain ? (char)from.data[i] : '?';
+    }
+    ret[n] = 0;
+}
+
 static void add_speculation(struct openai_reply *r, const Tandem__V1__SpeculationUsage *s)
 {
     if (!s)
@@ -221,9 +235,8 @@ static void add_speculation(struct openai_reply *r, const Tandem__V1__Speculatio
     r->speculation.k = s->k;
     for (size_t i = 0; i < s->n_kept_steps && i < OPENAI_ACCEPTED_MAX; i++)
         r->speculation.accepted_histogram[i] += s->kept_steps[i];
-    snprintf(r->rule, sizeof(r->rule), "%.*s", (int)s->rule.len, (char *)s->rule.data);
-    snprintf(r->proposer, sizeof(r->proposer), "%.*s", (int)s->proposer.len,
-             (char *)s->proposer.data);
+    take_name(s->rule, r->rule, sizeof(r->rule));
+    take_name(s->proposer, r->proposer, sizeof(r->proposer));
 }
 
 static void add_timings(struct openai_reply *r, const Tandem__V1__Timings *t)

@@ -117,9 +117,19 @@ static void set_problem(struct verifier *v, enum rpc_code code, const char *text
     set_state(v, code == RPC_FAILED_PRECONDITION ? UPSTREAM_REFUSED : UPSTREAM_DOWN);
 }
 
-/* A verifier without the field is older than the field and speaks this version. */
-static int check_protocol(const Tandem__V1__ModelInfo *info)
+#define MODEL_TEXT_MAX 512 // bytes of a text that the list of models repeats
+
+/* A verifier without the protocol's version is older than this field and speaks this version. */
+static int check_info(const Tandem__V1__ModelInfo *info)
 {
+    size_t longest = info->name.len;
+    longest = info->architecture.len > longest ? info->architecture.len : longest;
+    longest = info->weight_type.len > longest ? info->weight_type.len : longest;
+    if (longest > MODEL_TEXT_MAX)
+        return fail(-EPROTO,
+                    "the name, architecture or weight type of its model has %zu bytes, at most %d "
+                    "are allowed",
+                    longest, MODEL_TEXT_MAX);
     if (info->protocol == TANDEM__V1__PROTOCOL__PROTOCOL_UNKNOWN ||
         info->protocol == TANDEM__V1__PROTOCOL__PROTOCOL_VERSION)
         return 0;
@@ -212,7 +222,7 @@ static void on_model(void *user, const struct rpc_status *status, ProtobufCMessa
                                 *fresh =
                                     reply ? snapshot_new((Tandem__V1__ModelInfo *)reply) : NULL;
     pthread_mutex_lock(&v->u->mu);
-    if (fresh && check_protocol(fresh->info) < 0) {
+    if (fresh && check_info(fresh->info) < 0) {
         old = fresh;
         set_problem(v, RPC_FAILED_PRECONDITION, fail_text());
     } else if (fresh) {

@@ -1,4 +1,6 @@
-/* The metrics text of a verifier is merged or dropped; the output is bounded by the input. */
+/* The metrics text of a verifier is merged or dropped; the output is bounded by the input, and all
+ * of it is printable ASCII. */
+#include <stdlib.h>
 #include "gateway/serve/prom_merge.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
@@ -13,6 +15,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     prom_merge_add(&p, (const char *)data, n / 2, (const char *)data, n < 40 ? n : 40);
     prom_merge_write(&p, &out);
     prom_merge_write_openmetrics(&p, &out);
+    for (size_t i = 0; i < out.len; i++)
+        if ((out.data[i] < ' ' && out.data[i] != '\t' && out.data[i] != '\n') || out.data[i] > '~')
+            abort();
     buf_done(&out);
     prom_merge_done(&p);
     return 0;

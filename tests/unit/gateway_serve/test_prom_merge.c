@@ -75,11 +75,71 @@ static void openmetrics_names_counters_without_total_and_has_an_end(void **state
 static void malformed_lines_are_dropped(void **state)
 {
     (void)state;
-    add("no sample\n}{\n9a 1\n# a comment\n\n# TYPE\n# HELP \na\na=3\nok 1", "i");
-    is("no{instance=\"i\"} sample\nok{instance=\"i\"} 1\n");
+    static const char *const bad[] = {"no sample",
+                                      "}{",
+                                      "9a 1",
+                                      "# a comment",
+                                      "",
+                                      "# TYPE",
+                                      "# HELP ",
+                                      "a",
+                                      "a ",
+                                      "a=3",
+                                      "a 1x",
+                                      "a 0x1p3",
+                                      "a 1 2",
+                                      "a .",
+                                      "a e5",
+                                      "a 1e",
+                                      "a --1",
+                                      "a 1.5.2",
+                                      "a inf",
+                                      "a Nan",
+                                      "a{b} 1",
+                                      "a{b=1} 1",
+                                      "a{b=\"x} 1",
+                                      "a{b=\"x\"",
+                                      "a{b=\"x\"}1",
+                                      "a{b=\"x\\y\"} 1",
+                                      "a{b=\"x\\",
+                                      "a{b=\"x\" c=\"y\"} 1",
+                                      "a{9=\"x\"} 1",
+                                      "a{} }{ nonsense",
+                                      "a{b=\"\xff\"} 1",
+                                      "a 1\r",
+                                      "a 1 # {",
+                                      "a 1 # {b=\"c\"}",
+                                      "a 1 # {b=\"c\"} x",
+                                      "a 1 # {b=\"c\"} 1 2 3",
+                                      "a 1 #",
+                                      "a 1 # {b} 1",
+                                      "a{b=\"\x7f\"} 1",
+                                      "a{,} 1"};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        add(bad[i], "i");
+        is("");
+    }
     prom_merge_add(&p, "x\0y 1\n", 6, "i", 1);
     prom_merge_add(&p, "x 1\0y\n", 6, "i", 1); // the output has no NUL
-    is("no{instance=\"i\"} sample\nok{instance=\"i\"} 1\n");
+    is("");
+    add("}{\nok 1", "i");
+    is("ok{instance=\"i\"} 1\n");
+}
+
+static void numbers_are_those_of_the_text_format(void **state)
+{
+    (void)state;
+    add("a -1.5e+07\na +2\na .5\na 5.\na NaN\na +Inf\na -Inf\na Inf\na\t1E-3\n", "i");
+    is("a{instance=\"i\"} -1.5e+07\na{instance=\"i\"} +2\na{instance=\"i\"} .5\n"
+       "a{instance=\"i\"} 5.\na{instance=\"i\"} NaN\na{instance=\"i\"} +Inf\n"
+       "a{instance=\"i\"} -Inf\na{instance=\"i\"} Inf\na{instance=\"i\"}\t1E-3\n");
+}
+
+static void a_comment_with_other_bytes_or_an_unknown_type_is_dropped(void **state)
+{
+    (void)state;
+    add("# HELP a \xff\n# TYPE a other\na 1\n# TYPE b\nb 2\n# HELP c-d x\nc 3\n", "i");
+    is("a{instance=\"i\"} 1\nb{instance=\"i\"} 2\nc{instance=\"i\"} 3\n");
 }
 
 static void a_sample_with_its_own_instance_is_dropped(void **state)
@@ -88,13 +148,12 @@ static void a_sample_with_its_own_instance_is_dropped(void **state)
     add("a{instance=\"x\"} 1\na{b=\"\\\"},\",instance=\"x\"} 2\na{ instance = \"x\"} 3\n"
         "a{b=\"c\" ,\tinstance=\"x\"} 4\n"
         "b{c=\"instance=\"} 5\nb{instances=\"1\"} 6\nb{c=\"\\\\\",d=\",instance=\"} 7\n"
-        "b{c=\"1\"} 8 # {instance=\"y\"} 1\n"
-        "c{d=\"\\",
+        "b{c=\"1\"} 8 # {instance=\"y\"} 1\nb{c=\"1\",} 9 # {} 1 2\n",
         "i");
     is("b{instance=\"i\",c=\"instance=\"} 5\nb{instance=\"i\",instances=\"1\"} 6\n"
        "b{instance=\"i\",c=\"\\\\\",d=\",instance=\"} 7\n"
        "b{instance=\"i\",c=\"1\"} 8 # {instance=\"y\"} 1\n"
-       "c{instance=\"i\",d=\"\\\n");
+       "b{instance=\"i\",c=\"1\",} 9 # {} 1 2\n");
 }
 
 static void instances_cannot_break_out_of_their_label(void **state)
@@ -189,7 +248,7 @@ static void many_lines_of_unknown_families_end(void **state)
     assert_int_equal(p.n, PROM_MERGE_MAX_FAMILIES);
     prom_merge_done(&p);
     buf_clear(&text);
-    buf_puts(&text, "# TYPE ");
+    buf_puts(&text, "# HELP ");
     while (text.len < PROM_MERGE_MAX_ADDED / 2)
         buf_puts(&text, "long");
     while (text.len < PROM_MERGE_MAX_ADDED)
@@ -250,6 +309,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(openmetrics_names_counters_without_total_and_has_an_end,
                                         begin, end),
         cmocka_unit_test_setup_teardown(malformed_lines_are_dropped, begin, end),
+        cmocka_unit_test_setup_teardown(numbers_are_those_of_the_text_format, begin, end),
+        cmocka_unit_test_setup_teardown(a_comment_with_other_bytes_or_an_unknown_type_is_dropped,
+                                        begin, end),
         cmocka_unit_test_setup_teardown(a_sample_with_its_own_instance_is_dropped, begin, end),
         cmocka_unit_test_setup_teardown(instances_cannot_break_out_of_their_label, begin, end),
         cmocka_unit_test_setup_teardown(families_are_limited, begin, end),

@@ -97,6 +97,16 @@ static void the_last_answer_is_the_state(void **state)
     upstream_state(w, &model, problem);
     assert_string_equal(problem, "");
     upstream_model_unref(model);
+    static char long_name[512 + 2]; // one more than allowed
+    memset(long_name, 'n', sizeof(long_name) - 1);
+    fake_verifier_model(f, long_name, "fp_fake");
+    until(u, UPSTREAM_REFUSED);
+    upstream_state(w, &model, problem);
+    assert_string_equal(problem, "the name, architecture or weight type of its model has 513 "
+                                 "bytes, at most 512 are allowed");
+    upstream_model_unref(model);
+    fake_verifier_model(f, long_name + 1, "fp_fake");
+    until(u, UPSTREAM_READY);
     fake_verifier_stop(f);
     until(u, UPSTREAM_DOWN);
     upstream_state(w, &model, problem);
