@@ -4,21 +4,21 @@
 #include "base/mem.h"
 #include "gateway/serve/prom_line.h"
 
-struct prom_span prom_line_name(const char *s, size_t len)
+struct prom_line_text prom_line_name(const char *s, size_t len)
 {
     size_t n = 0;
     while (n < len && (isalpha((unsigned char)s[n]) || s[n] == '_' || s[n] == ':' ||
                        (n && isdigit((unsigned char)s[n]))))
         n++;
-    return (struct prom_span){s, n};
+    return (struct prom_line_text){s, n};
 }
 
-static bool span_is(struct prom_span s, const char *text)
+static bool span_is(struct prom_line_text s, const char *text)
 {
     return s.len == strlen(text) && memcmp(s.at, text, s.len) == 0;
 }
 
-static bool is_printable(struct prom_span line)
+static bool is_printable(struct prom_line_text line)
 {
     for (size_t i = 0; i < line.len; i++)
         if ((line.at[i] < ' ' && line.at[i] != '\t') || line.at[i] > '~')
@@ -51,7 +51,7 @@ static const char *skip_labels(const char *at, const char *end, bool *ret_instan
 {
     *ret_instance = false;
     while ((at = skip_blanks(at, end)) < end && *at != '}') {
-        struct prom_span name = prom_line_name(at, (size_t)(end - at));
+        struct prom_line_text name = prom_line_name(at, (size_t)(end - at));
         at = skip_blanks(name.at + name.len, end);
         if (!name.len || at == end || *at != '=')
             return NULL;
@@ -99,7 +99,7 @@ static const char *skip_number(const char *at, const char *end)
     const char *first = skip_blanks(at, end), *stop = first;
     while (stop < end && *stop != ' ' && *stop != '\t')
         stop++;
-    struct prom_span number = {first, (size_t)(stop - first)};
+    struct prom_line_text number = {first, (size_t)(stop - first)};
     bool ok = first > at && is_decimal(first, stop);
     for (size_t i = 0; i < ARRAY_LEN(words); i++)
         ok |= first > at && span_is(number, words[i]);
@@ -119,11 +119,11 @@ static bool is_exemplar(const char *at, const char *end)
     return at && at == end;
 }
 
-bool prom_line_sample(struct prom_span line, struct prom_sample *ret)
+bool prom_line_read_sample(struct prom_line_text line, struct prom_line_sample *ret)
 {
     const char *end = line.at + line.len, *at, *value;
     bool instance = false;
-    *ret = (struct prom_sample){.name = prom_line_name(line.at, line.len)};
+    *ret = (struct prom_line_sample){.name = prom_line_name(line.at, line.len)};
     if (!ret->name.len || !is_printable(line))
         return false;
     at = value = line.at + ret->name.len;
@@ -131,14 +131,14 @@ bool prom_line_sample(struct prom_span line, struct prom_sample *ret)
         value = skip_labels(at + 1, end, &instance);
         if (!value || instance)
             return false;
-        ret->labels = (struct prom_span){at + 1, (size_t)(value - at - 2)};
+        ret->labels = (struct prom_line_text){at + 1, (size_t)(value - at - 2)};
     }
-    ret->rest = (struct prom_span){value, (size_t)(end - value)};
+    ret->rest = (struct prom_line_text){value, (size_t)(end - value)};
     at = skip_number(value, end);
     return at && (at == end || is_exemplar(at, end));
 }
 
-bool prom_line_comment(struct prom_span line, struct prom_span *ret_name)
+bool prom_line_read_comment(struct prom_line_text line, struct prom_line_text *ret_name)
 {
     static const char *const types[] = {"counter", "gauge", "histogram", "summary", "untyped"};
     bool help = line.len >= 8 && memcmp(line.at, "# HELP ", 7) == 0;
@@ -146,13 +146,13 @@ bool prom_line_comment(struct prom_span line, struct prom_span *ret_name)
     if ((!help && !type) || !is_printable(line))
         return false;
     *ret_name = prom_line_name(line.at + 7, line.len - 7);
-    struct prom_span rest = {line.at + 7 + ret_name->len, line.len - 7 - ret_name->len};
+    struct prom_line_text rest = {line.at + 7 + ret_name->len, line.len - 7 - ret_name->len};
     if (!ret_name->len || (rest.len && *rest.at != ' '))
         return false;
     if (help)
         return true;
     for (size_t i = 0; i < ARRAY_LEN(types); i++)
-        if (rest.len && span_is((struct prom_span){rest.at + 1, rest.len - 1}, types[i]))
+        if (rest.len && span_is((struct prom_line_text){rest.at + 1, rest.len - 1}, types[i]))
             return true;
     return false;
 }

@@ -9,20 +9,20 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-struct prom_span {
+struct prom_line_text {
     const char *at;
     size_t len;
 };
 
-struct prom_sample {
-    struct prom_span name;
-    struct prom_span labels; // without braces; empty: none
-    struct prom_span rest;   // from the blank before the value on
+struct prom_line_sample {
+    struct prom_line_text name;
+    struct prom_line_text labels; // without braces; empty: none
+    struct prom_line_text rest;   // from the blank before the value on
 };
 
 /* The metric name at the beginning of s; empty: none. */
-struct prom_span prom_line_name(const char *s, size_t len);
-/* False: it is no sample, or it has a label `instance`. A second one would make the text invalid. */
-bool prom_line_sample(struct prom_span line, struct prom_sample *ret);
+struct prom_line_text prom_line_name(const char *s, size_t len);
+/* False: it is no sample, or it has a label `instance`, which would then occur twice. */
+bool prom_line_read_sample(struct prom_line_text line, struct prom_line_sample *ret);
 /* `# HELP name text`, or `# TYPE name type` with a type of the text format. False: neither. */
-bool prom_line_comment(struct prom_span line, struct prom_span *ret_name);
+bool prom_line_read_comment(struct prom_line_text line, struct prom_line_text *ret_name);

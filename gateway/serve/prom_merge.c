@@ -47,7 +47,7 @@ static struct prom_merge_family *grow_families(struct prom_merge *p)
 }
 
 /* The slot of the family, or the free one for it. */
-static uint16_t *slot_of(struct prom_merge *p, struct prom_span name)
+static uint16_t *slot_of(struct prom_merge *p, struct prom_line_text name)
 {
     for (uint64_t at = XXH3_64bits_withSeed(name.at, name.len, p->secret);; at++) {
         uint16_t *slot = &p->slots[at % PROM_MERGE_SLOTS];
@@ -57,7 +57,8 @@ static uint16_t *slot_of(struct prom_merge *p, struct prom_span name)
     }
 }
 
-static struct prom_merge_family *find_or_add_family(struct prom_merge *p, struct prom_span name)
+static struct prom_merge_family *find_or_add_family(struct prom_merge *p,
+                                                    struct prom_line_text name)
 {
     uint16_t *slot = slot_of(p, name);
     if (*slot)
@@ -73,11 +74,11 @@ static struct prom_merge_family *find_or_add_family(struct prom_merge *p, struct
 }
 
 /* The number plus 1 of the family of the samples that follow. 0: the comment names none. */
-static size_t read_comment(struct prom_merge *p, struct prom_span line)
+static size_t read_comment(struct prom_merge *p, struct prom_line_text line)
 {
-    struct prom_span name;
+    struct prom_line_text name;
     struct prom_merge_family *f =
-        prom_line_comment(line, &name) ? find_or_add_family(p, name) : NULL;
+        prom_line_read_comment(line, &name) ? find_or_add_family(p, name) : NULL;
     if (!f)
         return 0;
     char **slot = line.at[2] == 'H' ? &f->help : &f->type;
@@ -87,7 +88,7 @@ static size_t read_comment(struct prom_merge *p, struct prom_span line)
 }
 
 /* Whether name is f->name, or f->name with _bucket, _sum or _count. */
-static bool belongs_to_family(const struct prom_merge_family *f, struct prom_span name)
+static bool belongs_to_family(const struct prom_merge_family *f, struct prom_line_text name)
 {
     static const char *const tails[] = {"", "_bucket", "_sum", "_count"};
     size_t n = f->name_len;
@@ -101,17 +102,17 @@ static bool belongs_to_family(const struct prom_merge_family *f, struct prom_spa
 
 /* The family of a sample; current: see read_comment(). Families may move, so it is no pointer. */
 static struct prom_merge_family *family_of(struct prom_merge *p, size_t current,
-                                           struct prom_span name)
+                                           struct prom_line_text name)
 {
     struct prom_merge_family *f = current ? &p->families[current - 1] : NULL;
     return f && belongs_to_family(f, name) ? f : find_or_add_family(p, name);
 }
 
-static void add_sample(struct prom_merge *p, size_t current, struct prom_span line,
+static void add_sample(struct prom_merge *p, size_t current, struct prom_line_text line,
                        const char *label)
 {
-    struct prom_sample sample;
-    if (!prom_line_sample(line, &sample))
+    struct prom_line_sample sample;
+    if (!prom_line_read_sample(line, &sample))
         return;
     struct prom_merge_family *f = family_of(p, current, sample.name);
     if (!f)
@@ -134,7 +135,7 @@ void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const ch
     size_t label_len = strlen(label), left = PROM_MERGE_MAX_ADDED;
     while (text < end) {
         const char *stop = memchr(text, '\n', (size_t)(end - text));
-        struct prom_span line = {text, (size_t)((stop ? stop : end) - text)};
+        struct prom_line_text line = {text, (size_t)((stop ? stop : end) - text)};
         if (line.len + label_len > left)
             return;
         left -= line.len + label_len;
