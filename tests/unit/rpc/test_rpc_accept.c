@@ -214,10 +214,8 @@ static void another_client_is_not_refused_with_it(void **state)
         assert_int_equal(echo("[::1]", (uint16_t)port6), RPC_OK);
     }
     done(&a);
-    if (port6 < 0) {
-        print_message("skipped: this machine has no ::1\n");
-        skip();
-    }
+    if (port6 < 0)
+        lib_skip("this machine has no ::1");
 }
 
 int main(void)
