@@ -138,12 +138,12 @@ static bool close_waiting(int fd)
     gate.reserve_fd = -1;
     int c = system_accept(fd, NULL, NULL, SOCK_CLOEXEC);
     bool taken = c < 0 && is_shortage(errno);
-    if (c >= 0)
+    if (c >= 0) {
+        report(DESCRIPTORS); // before the client notices
         close(c);
+    }
     fill_reserve();
     pthread_mutex_unlock(&gate.mu);
-    if (c >= 0)
-        report(DESCRIPTORS);
     if (taken)
         poll(NULL, 0, TAKEN_MS); // rpc_listen.h would try again without a pause
     return c >= 0;
@@ -157,8 +157,8 @@ static int accept_for_core(int fd, int flags, struct sockaddr_storage *from)
         if (c >= 0 && admit(from))
             return c;
         if (c >= 0) {
+            report(RATE); // before the client notices
             close(c);
-            report(RATE);
         } else if (is_shortage(errno)) {
             if (!close_waiting(fd)) {
                 errno = EAGAIN; // the next connection wakes gRPC core again

@@ -47,9 +47,8 @@ struct rpc_guard {
 };
 
 static const char *const reasons[RPC_PEERS_ENDS] = {
-    [RPC_PEERS_RESETS] = "resets", [RPC_PEERS_REFUSED] = "refused calls",
-    [RPC_PEERS_BYTES] = "bytes",   [RPC_PEERS_STALL] = "stall",
-    [RPC_PEERS_CROWD] = "crowd",   [RPC_PEERS_BAN] = "ban"};
+    [RPC_PEERS_RESETS] = "resets", [RPC_PEERS_REFUSED] = "refused", [RPC_PEERS_BYTES] = "bytes",
+    [RPC_PEERS_STALL] = "stall",   [RPC_PEERS_CROWD] = "crowd",     [RPC_PEERS_BAN] = "ban"};
 
 static void register_metrics(struct rpc_guard *g)
 {

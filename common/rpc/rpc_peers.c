@@ -211,6 +211,7 @@ static void begin_account(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_
     *p = (struct rpc_peer){.next = p->next,
                            .address = p->address,
                            .n_calls = p->n_calls,
+                           .n_refused = p->n_refused,
                            .used_us = now_us,
                            .resets_us = now_us,
                            .others_left = RPC_PEERS_CREDIT_PER_S,

@@ -79,7 +79,6 @@ static void uncount_query(struct address_count *c)
 
 static void query_free(struct query *a)
 {
-    uncount_query(a->count);
     for (unsigned i = 0; i < a->n; i++) {
         if (a->replies[i].stats)
             tandem__v1__stats_reply__free_unpacked(a->replies[i].stats, NULL);
@@ -92,7 +91,8 @@ static void query_free(struct query *a)
 static void answer_query(void *user, bool stops)
 {
     struct query *a = user;
-    (void)stops; // QUERIES_MAX limits the answers that wait
+    (void)stops;             // QUERIES_MAX limits the answers that wait
+    uncount_query(a->count); // before the client can ask again
     a->answer(a);
     query_free(a);
 }
@@ -589,7 +589,7 @@ static void add_proposers(struct prom_merge *all, const struct query *a, unsigne
 static void join_metrics(struct query *a, bool openmetrics, struct buf *body)
 {
     struct prom_merge all;
-    prom_merge_init(&all);
+    prom_merge_init(&all, openmetrics);
     prom_merge_add(&all, body->data ? body->data : "", body->len, a->g->instance,
                    strlen(a->g->instance));
     buf_clear(body);

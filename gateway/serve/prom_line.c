@@ -1,5 +1,7 @@
 /* prom_line.c - reads a line of Prometheus metrics. */
 #include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
 #include "gateway/serve/prom_line.h"
@@ -13,7 +15,7 @@ struct prom_line_text prom_line_name(const char *s, size_t len)
     return (struct prom_line_text){s, n};
 }
 
-static bool span_is(struct prom_line_text s, const char *text)
+static bool text_is(struct prom_line_text s, const char *text)
 {
     return s.len == strlen(text) && memcmp(s.at, text, s.len) == 0;
 }
@@ -21,16 +23,9 @@ static bool span_is(struct prom_line_text s, const char *text)
 static bool is_printable(struct prom_line_text line)
 {
     for (size_t i = 0; i < line.len; i++)
-        if ((line.at[i] < ' ' && line.at[i] != '\t') || line.at[i] > '~')
+        if (line.at[i] < ' ' || line.at[i] > '~')
             return false;
     return true;
-}
-
-static const char *skip_blanks(const char *at, const char *end)
-{
-    while (at < end && (*at == ' ' || *at == '\t'))
-        at++;
-    return at;
 }
 
 /* After the text in quotes at `at`, which may escape quotes, backslashes and newlines. NULL: it is
@@ -45,74 +40,102 @@ static const char *skip_quoted(const char *at, const char *end)
     return at < end ? at + 1 : NULL;
 }
 
-/* After the brace that closes the labels. NULL: they are malformed. at: after the first brace;
- * ret_instance: whether a label has this name. */
-static const char *skip_labels(const char *at, const char *end, bool *ret_instance)
+/* Names with two underscores belong to Prometheus. */
+static bool is_label(struct prom_line_text name)
 {
-    *ret_instance = false;
-    while ((at = skip_blanks(at, end)) < end && *at != '}') {
-        struct prom_line_text name = prom_line_name(at, (size_t)(end - at));
-        at = skip_blanks(name.at + name.len, end);
-        if (!name.len || at == end || *at != '=')
-            return NULL;
-        *ret_instance |= span_is(name, "instance");
-        at = skip_quoted(skip_blanks(at + 1, end), end);
-        if (!at || (at = skip_blanks(at, end)) == end || (*at != ',' && *at != '}'))
-            return NULL;
-        at += *at == ',';
-    }
-    return at < end ? at + 1 : NULL;
+    return name.len && !memchr(name.at, ':', name.len) &&
+           !(name.len > 1 && memcmp(name.at, "__", 2) == 0);
 }
 
-static const char *skip_digits(const char *at, const char *end)
+static bool is_among(struct prom_line_text name, const struct prom_line_text *names, unsigned n)
 {
-    while (at < end && isdigit((unsigned char)*at))
+    for (unsigned i = 0; i < n; i++)
+        if (names[i].len == name.len && memcmp(names[i].at, name.at, name.len) == 0)
+            return true;
+    return false;
+}
+
+/* After the brace that closes the labels. NULL: they are malformed. at: after the first brace;
+ * taken: a name that no label may have, or NULL. */
+static const char *skip_labels(const char *at, const char *end, const char *taken)
+{
+    struct prom_line_text names[PROM_LINE_MAX_LABELS];
+    unsigned n = 0;
+    if (at < end && *at == '}')
+        return at + 1;
+    for (; at < end; at++) { // a comma is skipped
+        struct prom_line_text name = prom_line_name(at, (size_t)(end - at));
+        at += name.len;
+        if (!is_label(name) || (taken && text_is(name, taken)) || is_among(name, names, n) ||
+            n == PROM_LINE_MAX_LABELS || at == end || *at != '=')
+            return NULL;
+        names[n++] = name;
+        at = skip_quoted(at + 1, end);
+        if (!at || at == end || (*at != ',' && *at != '}'))
+            return NULL;
+        if (*at == '}')
+            return at + 1;
+    }
+    return NULL;
+}
+
+static const char *skip_digits(const char *at)
+{
+    while (isdigit((unsigned char)*at))
         at++;
     return at;
 }
 
-static bool is_decimal(const char *at, const char *end)
+/* strtod() takes more than Prometheus does, for example hexadecimal numbers. */
+static bool is_decimal(const char *at)
 {
-    at += at < end && (*at == '-' || *at == '+');
+    at += *at == '-' || *at == '+';
     const char *first = at;
-    at = skip_digits(at, end);
+    at = skip_digits(at);
     size_t n = (size_t)(at - first);
-    if (at < end && *at == '.') {
+    if (*at == '.') {
         first = ++at;
-        at = skip_digits(at, end);
+        at = skip_digits(at);
         n += (size_t)(at - first);
     }
-    if (n && at < end && (*at == 'e' || *at == 'E')) {
+    if (n && (*at == 'e' || *at == 'E')) {
         at++;
-        at += at < end && (*at == '-' || *at == '+');
+        at += *at == '-' || *at == '+';
         first = at;
-        at = skip_digits(at, end);
+        at = skip_digits(at);
         n = (size_t)(at - first);
     }
-    return n && at == end;
+    return n && !*at;
 }
 
-/* After blanks and a number. NULL: there is none. */
-static const char *skip_number(const char *at, const char *end)
+static bool is_number(const char *text)
 {
     static const char *const words[] = {"NaN", "Inf", "+Inf", "-Inf"};
-    const char *first = skip_blanks(at, end), *stop = first;
-    while (stop < end && *stop != ' ' && *stop != '\t')
-        stop++;
-    struct prom_line_text number = {first, (size_t)(stop - first)};
-    bool ok = first > at && is_decimal(first, stop);
     for (size_t i = 0; i < ARRAY_LEN(words); i++)
-        ok |= first > at && span_is(number, words[i]);
-    return ok ? stop : NULL;
+        if (strcmp(text, words[i]) == 0)
+            return true;
+    return is_decimal(text) && isfinite(strtod(text, NULL));
+}
+
+/* After a blank and a number. NULL: there is none. */
+static const char *skip_number(const char *at, const char *end)
+{
+    char number[64];
+    size_t n = 0;
+    if (at == end || *at++ != ' ')
+        return NULL;
+    for (; at < end && *at != ' ' && n + 1 < sizeof(number); at++)
+        number[n++] = *at;
+    number[n] = 0;
+    return (at == end || *at == ' ') && is_number(number) ? at : NULL;
 }
 
 /* ` # {...} value` or ` # {...} value seconds`. */
 static bool is_exemplar(const char *at, const char *end)
 {
-    bool instance;
     if (end - at < 4 || memcmp(at, " # {", 4) != 0)
         return false;
-    at = skip_labels(at + 4, end, &instance);
+    at = skip_labels(at + 4, end, NULL);
     at = at ? skip_number(at, end) : NULL;
     if (at && at < end)
         at = skip_number(at, end);
@@ -121,21 +144,22 @@ static bool is_exemplar(const char *at, const char *end)
 
 bool prom_line_read_sample(struct prom_line_text line, struct prom_line_sample *ret)
 {
-    const char *end = line.at + line.len, *at, *value;
-    bool instance = false;
+    const char *end = line.at + line.len;
     *ret = (struct prom_line_sample){.name = prom_line_name(line.at, line.len)};
+    const char *at = line.at + ret->name.len;
     if (!ret->name.len || !is_printable(line))
         return false;
-    at = value = line.at + ret->name.len;
     if (at < end && *at == '{') {
-        value = skip_labels(at + 1, end, &instance);
-        if (!value || instance)
+        const char *labels = at + 1;
+        at = skip_labels(labels, end, "instance");
+        if (!at)
             return false;
-        ret->labels = (struct prom_line_text){at + 1, (size_t)(value - at - 2)};
+        ret->labels = (struct prom_line_text){labels, (size_t)(at - labels) - 1};
     }
-    ret->rest = (struct prom_line_text){value, (size_t)(end - value)};
-    at = skip_number(value, end);
-    return at && (at == end || is_exemplar(at, end));
+    ret->rest = (struct prom_line_text){at, (size_t)(end - at)};
+    at = skip_number(at, end);
+    ret->has_exemplar = at && at < end;
+    return at && (!ret->has_exemplar || is_exemplar(at, end));
 }
 
 bool prom_line_read_comment(struct prom_line_text line, struct prom_line_text *ret_name)
@@ -152,7 +176,7 @@ bool prom_line_read_comment(struct prom_line_text line, struct prom_line_text *r
     if (help)
         return true;
     for (size_t i = 0; i < ARRAY_LEN(types); i++)
-        if (rest.len && span_is((struct prom_line_text){rest.at + 1, rest.len - 1}, types[i]))
+        if (rest.len && text_is((struct prom_line_text){rest.at + 1, rest.len - 1}, types[i]))
             return true;
     return false;
 }

@@ -15,9 +15,9 @@ struct prom_merge_family {
     struct buf samples;
 };
 
-void prom_merge_init(struct prom_merge *p)
+void prom_merge_init(struct prom_merge *p, bool exemplars)
 {
-    *p = (struct prom_merge){.secret = rng_secret()};
+    *p = (struct prom_merge){.exemplars = exemplars, .secret = rng_secret()};
 }
 
 void prom_merge_done(struct prom_merge *p)
@@ -112,7 +112,7 @@ static void add_sample(struct prom_merge *p, size_t current, struct prom_line_te
                        const char *label)
 {
     struct prom_line_sample sample;
-    if (!prom_line_read_sample(line, &sample))
+    if (!prom_line_read_sample(line, &sample) || (sample.has_exemplar && !p->exemplars))
         return;
     struct prom_merge_family *f = family_of(p, current, sample.name);
     if (!f)

@@ -3,6 +3,7 @@
  * In the text format each family occurs once, with all its samples together. Malformed lines are
  * dropped, so one service cannot make the output of the others unreadable. */
 #pragma once
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include "base/buf.h"
@@ -17,19 +18,20 @@
 struct prom_merge_family;
 
 struct prom_merge {
+    bool exemplars;
     struct prom_merge_family *families;
     size_t n, cap;
     uint64_t secret;                  // processes must not choose names that meet in one slot
     uint16_t slots[PROM_MERGE_SLOTS]; // number of a family plus 1; 0: free
 };
 
-void prom_merge_init(struct prom_merge *p);
+/* exemplars: samples may have one. Only OpenMetrics may. */
+void prom_merge_init(struct prom_merge *p, bool exemplars);
 void prom_merge_done(struct prom_merge *p);
-/* Adds metrics in text format 0.0.4; samples may have exemplars. instance: any bytes. Families over
- * the limit and lines after PROM_MERGE_MAX_ADDED bytes are dropped. */
+/* Adds metrics, see prom_line.h. instance: any bytes. Families over the limit and lines after
+ * PROM_MERGE_MAX_ADDED bytes are dropped. */
 void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const char *instance,
                     size_t instance_len);
 void prom_merge_write(const struct prom_merge *p, struct buf *to);
-/* Writes OpenMetrics 1.0: families of counters without _total, `# EOF` at the end. Only this format
- * may have exemplars. */
+/* Writes OpenMetrics 1.0: families of counters without _total, `# EOF` at the end. */
 void prom_merge_write_openmetrics(const struct prom_merge *p, struct buf *to);

@@ -20,7 +20,7 @@ struct reader {
     bool busy;                // a job runs
     uint64_t payer;           // of the job that runs ...
     struct reader_job *rest;  // ... its first waiting job
-    unsigned n;               // jobs that wait
+    unsigned n;               // bodies that wait
     bool stopped;
 };
 
@@ -49,11 +49,11 @@ static void append_payer(struct reader *r, struct reader_job *first)
 static void append_job(struct reader *r, struct reader_job *job)
 {
     struct reader_job *first = find_first(r, job->payer);
-    r->n++;
+    r->n += job->n_places;
     if (first) {
         first->last->next = job;
         first->last = job;
-        first->n++;
+        first->n_of_payer += job->n_places;
     } else if (r->busy && r->payer == job->payer) {
         r->rest = job;
     } else {
@@ -73,11 +73,11 @@ static struct reader_job *take_job(struct reader *r)
     r->rest = job->next;
     if (r->rest) {
         r->rest->last = job->last;
-        r->rest->n = job->n - 1;
+        r->rest->n_of_payer = job->n_of_payer - job->n_places;
     }
     r->payer = job->payer;
     r->busy = true;
-    r->n--;
+    r->n -= job->n_places;
     return job;
 }
 
@@ -129,16 +129,24 @@ static int check_places(struct reader *r, const struct reader_job *job)
     const struct reader_job *first = find_first(r, job->payer);
     if (r->n >= READER_MAX_WAITING)
         return fail(-EAGAIN, "too many large requests wait to be read; try again");
-    if (first && first->n + 1 > READER_MAX_WAITING - r->n - 1)
+    if (first && first->n_of_payer && first->n_of_payer + 1 > READER_MAX_WAITING - r->n - 1)
         return fail(-EDQUOT, "%u of your large requests already wait to be read; try again",
-                    first->n);
+                    first->n_of_payer);
     return 0;
 }
 
-static int add(struct reader *r, struct reader_job *job, bool limited)
+/* n_places: that the job takes. */
+static int add(struct reader *r, struct reader_job *job, const char *payer, reader_fn *fn,
+               void *user, unsigned n_places)
 {
+    *job = (struct reader_job){.fn = fn,
+                               .user = user,
+                               .payer = XXH3_64bits_withSeed(payer, strlen(payer), r->secret),
+                               .n_places = n_places,
+                               .last = job,
+                               .n_of_payer = n_places};
     pthread_mutex_lock(&r->mu);
-    int rc = r->stopped ? fail(-EPIPE, READER_STOPPING) : limited ? check_places(r, job) : 0;
+    int rc = r->stopped ? fail(-EPIPE, READER_STOPPING) : n_places ? check_places(r, job) : 0;
     if (rc == 0) {
         append_job(r, job);
         pthread_cond_signal(&r->changed);
@@ -147,28 +155,16 @@ static int add(struct reader *r, struct reader_job *job, bool limited)
     return rc;
 }
 
-static struct reader_job job_of(const struct reader *r, struct reader_job *at, const char *payer,
-                                reader_fn *fn, void *user)
-{
-    return (struct reader_job){.fn = fn,
-                               .user = user,
-                               .payer = XXH3_64bits_withSeed(payer, strlen(payer), r->secret),
-                               .last = at,
-                               .n = 1};
-}
-
 int reader_read(struct reader *r, struct reader_job *job, const char *payer, reader_fn *fn,
                 void *user)
 {
-    *job = job_of(r, job, payer, fn, user);
-    return add(r, job, true);
+    return add(r, job, payer, fn, user, 1);
 }
 
 int reader_write(struct reader *r, struct reader_job *job, const char *payer, reader_fn *fn,
                  void *user)
 {
-    *job = job_of(r, job, payer, fn, user);
-    return add(r, job, false);
+    return add(r, job, payer, fn, user, 0);
 }
 
 int reader_status(int error)

@@ -12,7 +12,7 @@
 #include "base/mem.h"
 
 #define READER_BYTES (64u << 10) // a larger body or answer is a job of the reader
-#define READER_MAX_WAITING 1024  // jobs, also those of answers
+#define READER_MAX_WAITING 1024  // bodies that wait
 #define READER_STOPPING "the server is shutting down"
 
 struct reader;
@@ -26,21 +26,22 @@ struct reader_job {
     void *user;
     uint64_t payer;
     struct reader_job *next;  // of the same payer
+    unsigned n_places;        // that it takes: a body one, an answer none
     struct reader_job *last;  // of this payer, in its first job ...
-    unsigned n;               // ... and how many they are
+    unsigned n_of_payer;      // ... and the places of all its jobs
     struct reader_job *later; // the first job of the payer whose turn is next
 };
 
 /* Starts the thread. -ENOMEM; -EAGAIN. */
 int reader_new(struct reader **ret);
 /* A body is to be read: fn(user, ...) is called exactly once, on the reader's thread.
- * payer: http_payer(), or any text of the client. It may have as many jobs waiting as it leaves
+ * payer: http_payer(), or any text of the client. It may have as many bodies waiting as it leaves
  * places free for others.
- * Without a call, and with a sentence: -EDQUOT: the payer has too many jobs; -EAGAIN:
- * READER_MAX_WAITING jobs wait; -EPIPE: the reader has stopped. */
+ * Without a call, and with a sentence: -EDQUOT: the payer has too many bodies; -EAGAIN:
+ * READER_MAX_WAITING bodies wait; -EPIPE: the reader has stopped. */
 int reader_read(struct reader *r, struct reader_job *job, const char *payer, reader_fn *fn,
                 void *user);
-/* The same for an answer, which always finds a place. Only -EPIPE. */
+/* The same for an answer, which needs no place. Only -EPIPE. */
 int reader_write(struct reader *r, struct reader_job *job, const char *payer, reader_fn *fn,
                  void *user);
 /* The status of HTTP for an error of reader_read(). */

@@ -365,11 +365,12 @@ static Tandem__V1__GenerateEvent *unpack_event(const struct rpc_msg *msg)
 
 /* ---- the end of a leg; with step_mu ---- */
 
-/* Whether the error is the request's own, so that other verifiers would end it, too. */
+/* Whether the error is the request's own, so that other verifiers would end it, too. An answer that
+ * has begun has none. */
 static bool is_final(const struct upstream_call *a, enum rpc_code code)
 {
-    return code == RPC_INVALID_ARGUMENT || code == RPC_OUT_OF_RANGE ||
-           (!a->begun && (code == RPC_NOT_FOUND || code == RPC_FAILED_PRECONDITION));
+    return !a->begun && (code == RPC_INVALID_ARGUMENT || code == RPC_OUT_OF_RANGE ||
+                         code == RPC_NOT_FOUND || code == RPC_FAILED_PRECONDITION);
 }
 
 /* Whether another verifier may do better than the last one. */
@@ -400,8 +401,8 @@ static void end_current(struct upstream_call *a, const struct upstream_leg *leg,
     a->lost_target = upstream_target(leg->verifier);
     a->status = *status;
     a->why = a->status.text;
-    a->lost |= bit_of(leg);
     if (status->code == RPC_UNAVAILABLE || a->begun) {
+        a->lost |= bit_of(leg);
         a->n_lost++;
         a->lost_us = clock_us();
     }
@@ -479,10 +480,12 @@ static void take_end(struct upstream_leg *leg, const struct rpc_status *status)
     struct upstream_call *a = leg->a;
     if (status->code == RPC_UNAVAILABLE && !is_cancelled(a))
         upstream_suspect(leg->verifier);
-    if (leg == a->current)
+    if (leg == a->current) {
+        set_malformed(a, false); // this verifier has sent nothing malformed
         end_current(a, leg, status);
-    else if (leg == a->next)
+    } else if (leg == a->next) {
         end_next(a, leg, status);
+    }
 }
 
 static void on_end(void *user, const struct rpc_status *status)

@@ -228,8 +228,8 @@ uint32_t sched_grant_rows(struct sched *s, struct sched_grant *v, uint32_t n, bo
     uint32_t used = l.n_decoding + grant_drafts(v, n, for_drafts, !owes || gap);
     if (l.n_prompts && !owes)
         used += grant_prompts(s, v, n, prompt_rows(s, used, l.n_decoding + n_waiting));
-    else if (l.n_prompts && !used)
-        used += grant_prompts(s, v, n, min_u32(SCHED_MIN_CHUNK, s->limits.max_rows));
+    else if (l.n_prompts && (gap || !used))
+        used += grant_prompts(s, v, n, min_u32(SCHED_MIN_CHUNK, s->limits.max_rows - used));
     const uint32_t extra = counts ? extra_rows(v, n) : 0;
     s->has_extra = extra > 0;
     s->n_plain = owes ? used : used - extra; // nothing is owed for what fills a gap

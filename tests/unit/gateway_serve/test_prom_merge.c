@@ -12,7 +12,7 @@ static struct prom_merge p;
 static int begin(void **state)
 {
     (void)state;
-    prom_merge_init(&p);
+    prom_merge_init(&p, false);
     return 0;
 }
 
@@ -57,6 +57,7 @@ static void openmetrics_names_counters_without_total_and_has_an_end(void **state
 {
     (void)state;
     AUTO(buf_done) struct buf b = {0};
+    p.exemplars = true;
     add("# HELP a_total Says \"a\".\n# TYPE a_total counter\na_total 1\n# TYPE b counter\nb 2\n"
         "# HELP _total x\n# TYPE _total counter\n_total 6\n# TYPE c untyped\nc 3\nd 4\n"
         "# TYPE h histogram\nh_bucket{le=\"1\"} 1 # {trace_id=\"7\"} 0.5 9\n",
@@ -114,7 +115,19 @@ static void malformed_lines_are_dropped(void **state)
                                       "a 1 #",
                                       "a 1 # {b} 1",
                                       "a{b=\"\x7f\"} 1",
-                                      "a{,} 1"};
+                                      "a{,} 1",
+                                      "a{b:c=\"x\"} 1",
+                                      "a{b=\"1\",b=\"2\"} 1",
+                                      "a{__name__=\"x\"} 1",
+                                      "a 1e999",
+                                      "a{b=\"1\",} 9",
+                                      "a  1",
+                                      "a\t1",
+                                      "a 1 ",
+                                      "a{ b=\"c\"} 1",
+                                      "a{b =\"c\"} 1",
+                                      "a 1 # {b=\"c\"} 1",
+                                      "a 1 # {} 1 2"};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         add(bad[i], "i");
         is("");
@@ -129,10 +142,10 @@ static void malformed_lines_are_dropped(void **state)
 static void numbers_are_those_of_the_text_format(void **state)
 {
     (void)state;
-    add("a -1.5e+07\na +2\na .5\na 5.\na NaN\na +Inf\na -Inf\na Inf\na\t1E-3\n", "i");
+    add("a -1.5e+07\na +2\na .5\na 5.\na NaN\na +Inf\na -Inf\na Inf\na 1E-3\n", "i");
     is("a{instance=\"i\"} -1.5e+07\na{instance=\"i\"} +2\na{instance=\"i\"} .5\n"
        "a{instance=\"i\"} 5.\na{instance=\"i\"} NaN\na{instance=\"i\"} +Inf\n"
-       "a{instance=\"i\"} -Inf\na{instance=\"i\"} Inf\na{instance=\"i\"}\t1E-3\n");
+       "a{instance=\"i\"} -Inf\na{instance=\"i\"} Inf\na{instance=\"i\"} 1E-3\n");
 }
 
 static void a_comment_with_other_bytes_or_an_unknown_type_is_dropped(void **state)
@@ -145,15 +158,33 @@ static void a_comment_with_other_bytes_or_an_unknown_type_is_dropped(void **stat
 static void a_sample_with_its_own_instance_is_dropped(void **state)
 {
     (void)state;
-    add("a{instance=\"x\"} 1\na{b=\"\\\"},\",instance=\"x\"} 2\na{ instance = \"x\"} 3\n"
-        "a{b=\"c\" ,\tinstance=\"x\"} 4\n"
+    p.exemplars = true;
+    add("a{instance=\"x\"} 1\na{b=\"\\\"},\",instance=\"x\"} 2\n"
         "b{c=\"instance=\"} 5\nb{instances=\"1\"} 6\nb{c=\"\\\\\",d=\",instance=\"} 7\n"
-        "b{c=\"1\"} 8 # {instance=\"y\"} 1\nb{c=\"1\",} 9 # {} 1 2\n",
+        "b{c=\"1\"} 8 # {instance=\"y\"} 1\nb 9 # {} 1 2\n",
         "i");
     is("b{instance=\"i\",c=\"instance=\"} 5\nb{instance=\"i\",instances=\"1\"} 6\n"
        "b{instance=\"i\",c=\"\\\\\",d=\",instance=\"} 7\n"
        "b{instance=\"i\",c=\"1\"} 8 # {instance=\"y\"} 1\n"
-       "b{instance=\"i\",c=\"1\",} 9 # {} 1 2\n");
+       "b{instance=\"i\"} 9 # {} 1 2\n");
+}
+
+static void a_sample_has_sixteen_labels_at_most(void **state)
+{
+    (void)state;
+    AUTO(buf_done) struct buf text = {0};
+    buf_init(&text, 1 << 20);
+    for (int n = 16; n <= 17; n++) {
+        for (int i = 0; i < n; i++)
+            buf_printf(&text, "%sl%d=\"\"", i ? "," : "a{", i);
+        buf_printf(&text, "} %d\n", n);
+    }
+    prom_merge_add(&p, text.data, text.len, "i", 1);
+    assert_int_equal(p.n, 1);
+    buf_clear(&text);
+    prom_merge_write(&p, &text);
+    assert_non_null(strstr(text.data, "l15=\"\"} 16\n"));
+    assert_null(strstr(text.data, "17"));
 }
 
 static void instances_cannot_break_out_of_their_label(void **state)
@@ -313,6 +344,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_comment_with_other_bytes_or_an_unknown_type_is_dropped,
                                         begin, end),
         cmocka_unit_test_setup_teardown(a_sample_with_its_own_instance_is_dropped, begin, end),
+        cmocka_unit_test_setup_teardown(a_sample_has_sixteen_labels_at_most, begin, end),
         cmocka_unit_test_setup_teardown(instances_cannot_break_out_of_their_label, begin, end),
         cmocka_unit_test_setup_teardown(families_are_limited, begin, end),
         cmocka_unit_test_setup_teardown(a_known_family_is_found_among_many, begin, end),

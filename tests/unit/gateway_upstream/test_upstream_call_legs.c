@@ -599,9 +599,9 @@ static void a_verifier_that_comes_back_continues(void **state)
     assert_int_equal(n_streams, 3);
     started(2, 0, 7);
     assert_int_equal(call.pause_us, 100 * MS);
-    hears("resume(0>0: as you asked) ");
-    ends(2, RPC_OUT_OF_RANGE);
-    hears("done");
+    finished(2, 0);
+    ends(2, RPC_OK);
+    hears("resume(0>0: as you asked) finished0 done");
     play_end();
 }
 
@@ -787,9 +787,10 @@ static void a_call_that_ends_leaves_the_next_verifier(void **state)
     u.verifiers[0].state = UPSTREAM_DRAINING;
     tick_after(0);
     assert_int_equal(n_streams, 2);
-    ends(0, RPC_OUT_OF_RANGE);
+    finished(0, 0);
+    ends(0, RPC_OK);
     assert_true(streams[1].cancelled);
-    hears("");
+    hears("finished0 ");
     ends(1, RPC_CANCELLED);
     hears("done");
     play_end();
@@ -815,6 +816,42 @@ static void a_start_too_many_is_not_valid(void **state)
     assert_int_equal(call.status.code, RPC_OK);
     assert_false(call.malformed);
     play_end();
+}
+
+static void the_error_of_the_last_verifier_counts_after_one_that_sent_nonsense(void **state)
+{
+    static const enum rpc_code codes[] = {RPC_INVALID_ARGUMENT, RPC_RESOURCE_EXHAUSTED};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(codes); i++) {
+        play_begin(2, 1);
+        run(0, 0, 13, 1); // it has not started
+        assert_true(call.malformed);
+        ends(0, RPC_CANCELLED);
+        u.verifiers[0].state = UPSTREAM_DOWN;
+        ends(1, codes[i]);
+        tick_after(10 * S);
+        hears("retry(0>1: the verifier's answer is malformed) done");
+        assert_int_equal(call.status.code, codes[i]);
+        assert_false(call.malformed);
+        play_end();
+    }
+}
+
+/* Only an error before the start is the request's. */
+static void an_answer_survives_any_error_of_its_verifier(void **state)
+{
+    static const enum rpc_code codes[] = {RPC_INVALID_ARGUMENT, RPC_OUT_OF_RANGE, RPC_NOT_FOUND,
+                                          RPC_FAILED_PRECONDITION};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(codes); i++) {
+        begin_some(2);
+        ends(0, codes[i]);
+        started(1, 0, 7);
+        finished(1, 0);
+        ends(1, RPC_OK);
+        assert_int_equal(call.status.code, RPC_OK);
+        play_end();
+    }
 }
 
 static void a_call_whose_verifier_sends_nonsense_ends_if_none_continues(void **state)
@@ -1001,6 +1038,8 @@ int main(void)
         cmocka_unit_test(a_call_that_ends_leaves_the_next_verifier),
         cmocka_unit_test(a_call_moves_to_the_next_verifier_after_an_event_that_is_not_valid),
         cmocka_unit_test(a_start_too_many_is_not_valid),
+        cmocka_unit_test(the_error_of_the_last_verifier_counts_after_one_that_sent_nonsense),
+        cmocka_unit_test(an_answer_survives_any_error_of_its_verifier),
         cmocka_unit_test(a_call_whose_verifier_sends_nonsense_ends_if_none_continues),
         cmocka_unit_test(nonsense_after_the_end_of_an_answer_costs_nothing),
         cmocka_unit_test(a_call_has_three_streams_at_most),

@@ -117,9 +117,10 @@ static void the_fastest_walks_are_taken(void **state)
     }
 }
 
-static void off_leaves_the_walks_of_the_table(void **state)
+static void off_leaves_the_usual_walk(void **state)
 {
     (void)state;
+    const unsigned usual = kernel_usual_walk().n_streams;
     struct fake *f = fake_new("c");
     struct tune tune;
     fake_add(f, KERNEL_Q8_0, 64, 256);
@@ -131,7 +132,7 @@ static void off_leaves_the_walks_of_the_table(void **state)
     assert_false(tune.timed);
     for (uint32_t k = 0; k < f->model.n_mats; k++) {
         const struct kernel_mat *w = &f->mats[k];
-        must_have(w, kernel_usual_walk().n_streams, kernel_usual_walk().n_streams);
+        must_have(w, usual, usual);
         assert_int_equal(tune.of[k].one.n_streams, w->one.n_streams);
     }
     fake_free(f);
@@ -173,9 +174,10 @@ static void what_has_no_walks_is_not_timed(void **state)
     fake_free(f);
 }
 
-static void further_shapes_get_the_walks_of_the_table(void **state)
+static void further_shapes_get_the_usual_walk(void **state)
 {
     (void)state;
+    const unsigned usual = kernel_usual_walk().n_streams;
     struct fake *f = fake_new("c");
     struct tune tune;
     for (uint32_t i = 0; i < TUNE_MAX + 2; i++)
@@ -185,7 +187,7 @@ static void further_shapes_get_the_walks_of_the_table(void **state)
     assert_int_equal(tune.n, TUNE_MAX);
     must_have(&f->mats[TUNE_MAX - 1], 4, 4);
     for (uint32_t k = TUNE_MAX; k < TUNE_MAX + 2; k++)
-        must_have(&f->mats[k], kernel_usual_walk().n_streams, kernel_usual_walk().n_streams);
+        must_have(&f->mats[k], usual, usual);
     fake_free(f);
 }
 
@@ -310,10 +312,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_fastest_walks_are_taken),
-        cmocka_unit_test(off_leaves_the_walks_of_the_table),
+        cmocka_unit_test(off_leaves_the_usual_walk),
         cmocka_unit_test(only_off_and_on_are_values),
         cmocka_unit_test(what_has_no_walks_is_not_timed),
-        cmocka_unit_test(further_shapes_get_the_walks_of_the_table),
+        cmocka_unit_test(further_shapes_get_the_usual_walk),
         cmocka_unit_test(large_matrices_are_timed_in_parts),
         cmocka_unit_test(the_next_start_takes_the_kept_choice),
         cmocka_unit_test(a_damaged_choice_is_measured_again),

@@ -504,6 +504,21 @@ static void whole_drafts_of_several_flows_miss_no_pass(void **state)
     assert_true(v[0].draft_rows == SCHED_MIN_CHUNK / 2 && v[1].draft_rows == SCHED_MIN_CHUNK / 2);
 }
 
+/* Else a flow of such drafts could take all gaps from the prompts of a third one. */
+static void a_prompt_has_rows_in_the_gaps_beside_whole_drafts(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    sched_pass_done(&s, 1, 1000);
+    struct sched_grant v[] = {{.todo = 1, .draft = 16, .own_draft = true, .whole_draft = true},
+                              {.waits = true},
+                              {.todo = 900}};
+    assert_true(sched_grant_rows(&s, v, 3, true) > 17);
+    sched_pass_done(&s, 40, 40000);
+    assert_int_equal(sched_grant_rows(&s, v, 3, true), 1 + 2 * SCHED_MIN_CHUNK);
+    assert_true(v[0].draft_rows == SCHED_MIN_CHUNK && v[2].rows == SCHED_MIN_CHUNK);
+}
+
 static void the_rows_of_a_pass_are_a_limit(void **state)
 {
     (void)state;
@@ -563,6 +578,7 @@ int main(void)
         cmocka_unit_test(prompts_of_a_flow_leave_rows_to_others),
         cmocka_unit_test(whole_drafts_miss_passes_and_are_not_cut),
         cmocka_unit_test(whole_drafts_of_several_flows_miss_no_pass),
+        cmocka_unit_test(a_prompt_has_rows_in_the_gaps_beside_whole_drafts),
         cmocka_unit_test(the_rows_of_a_pass_are_a_limit),
         cmocka_unit_test(a_request_that_never_waited_is_not_counted_as_passed),
     };
