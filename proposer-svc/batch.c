@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/trace.h"
 #include "proposer-svc/batch.h"
+#include "proposer-svc/log_lines.h"
 #include "rpc/rpc.h"
 
 #define Q_BYTES (128 << 10) // of q in a message; it gets no further draft above this
@@ -307,7 +308,7 @@ static int take_sequence(struct batch *b, struct pending_round *round,
 {
     struct answer *a = &round->answers[round->n_answers];
     int err = update_session(b, &round->from, r, round->arrived_us, a);
-    if (err == 0 && r->id.len && !r->close)
+    if (err == 0 && r->id.len && !r->close && log_lines_take(LOG_LINES_SEQUENCES))
         log_sequence(&round->from, r);
     if (err < 0 || a->kind == SESSION_SILENT)
         return err;

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/metrics.h"
 #include "proposer-svc/draft_thread.h"
+#include "proposer-svc/log_lines.h"
 #include "proposer-svc/proposer.h"
 #include "rpc/rpc.h"
 
@@ -62,11 +63,10 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
 
 /* ---- Draft ---- */
 
-/* Ends a stream with the error in fail_text(). */
-static void end_stream(struct rpc_call *call, uint64_t stream, int err)
+static void log_end(uint64_t stream)
 {
-    log_warn("stream ended stream=%llu: %s", (unsigned long long)stream, fail_text());
-    rpc_call_fail(call, err);
+    if (log_lines_take(LOG_LINES_STREAMS))
+        log_warn("stream ended stream=%llu: %s", (unsigned long long)stream, fail_text());
 }
 
 static bool is_slow(const struct batch_origin *to)
@@ -79,13 +79,15 @@ static void send_answer(const struct batch_origin *to, struct rpc_msg *answer)
     if (rpc_call_send(to->call, answer) <= UNREAD_MAX)
         return;
     int err = fail(-ENOSPC, "the verifier has not read %d bytes of drafts", UNREAD_MAX);
-    log_warn("stream ended stream=%llu: %s", (unsigned long long)to->stream, fail_text());
+    log_end(to->stream);
     rpc_call_abort(to->call, rpc_code_of(err), fail_text()); // the unsent drafts are dropped
 }
 
+/* The reason is in fail_text(). */
 static void round_failed(const struct batch_origin *to, int err)
 {
-    end_stream(to->call, to->stream, err);
+    log_end(to->stream);
+    rpc_call_fail(to->call, err);
 }
 
 static struct batch_config batch_config(const struct proposer *s)
@@ -139,7 +141,8 @@ static void on_draft_start(struct rpc_call *call, struct rpc_msg *msg)
     }
     rpc_call_set_user(call, st);
     metrics_add(s->streams, 1);
-    log_info("verifier connected stream=%llu", (unsigned long long)st->id);
+    if (log_lines_take(LOG_LINES_STREAMS))
+        log_info("verifier connected stream=%llu", (unsigned long long)st->id);
 }
 
 static void on_draft_message(struct rpc_call *call, struct rpc_msg *msg)
@@ -177,7 +180,8 @@ static void on_draft_end(struct rpc_call *call)
     else
         sessions_end_stream(s->c.sessions, st->id);
     metrics_add(s->streams, -1);
-    log_info("verifier disconnected stream=%llu", (unsigned long long)st->id);
+    if (log_lines_take(LOG_LINES_STREAMS))
+        log_info("verifier disconnected stream=%llu", (unsigned long long)st->id);
     free(st);
 }
 

@@ -108,14 +108,15 @@ enum rpc_role {
 #define RPC_DURING_DRAIN_CONNECTION_MAX 64
 
 struct rpc_method {
-    const char *path;  // "/package.Service/Method"
-    unsigned roles;    // RPC_ROLE_*: who may call it, at least one; others: PERMISSION_DENIED
-    bool reads_stream; // false: the only request is read first and passed to on_start
-    bool during_drain; // served during a drain, which does not wait for these calls; separate
-                       // limits, see RPC_DURING_DRAIN_MAX
-    size_t drain_mark; // unsent bytes, see on_drain
+    const char *path;   // "/package.Service/Method"
+    unsigned roles;     // RPC_ROLE_*: who may call it, at least one; others: PERMISSION_DENIED
+    bool reads_stream;  // false: the only request is read first and passed to on_start
+    bool during_drain;  // served during a drain, which does not wait for these calls; separate
+                        // limits, see RPC_DURING_DRAIN_MAX
+    unsigned max_calls; // of a method with during_drain, if not RPC_DURING_DRAIN_MAX
+    size_t drain_mark;  // unsent bytes, see on_drain
 
-    /* req: freed on return; NULL if reads_stream, or if the client sent no request. */
+    /* req: freed on return; NULL if reads_stream. */
     void (*on_start)(struct rpc_call *call, struct rpc_msg *req);
     /* msg: freed on return; NULL: the client has closed its side. */
     void (*on_message)(struct rpc_call *call, struct rpc_msg *msg);
@@ -123,7 +124,7 @@ struct rpc_method {
      * unsent. */
     void (*on_drain)(struct rpc_call *call);
     /* The client cancelled, its deadline passed, its connection broke, the server's drain time is
-     * over, or another call took the stream's place. Nothing can be sent afterwards. */
+     * over, or another call took its place. Nothing can be sent afterwards. */
     void (*on_cancel)(struct rpc_call *call);
     /* The last callback: free the pointer of rpc_call_set_user() here. May run on any thread. */
     void (*on_end)(struct rpc_call *call);
@@ -134,11 +135,12 @@ struct rpc_server_options {
     size_t max_message; // bytes a client may send in one message; 0: RPC_MAX_MESSAGE
     /* Concurrent calls of the methods without a separate limit; 0: 8192. Clients leave a quarter to
      * gateways, verifiers and operators, here and of separate limits. At the limit, a new call ends
-     * a client's: the oldest finished answer that was not read, or the oldest stream without a
+     * a client's: the oldest finished answer that was not read, or the oldest call without a
      * message. If there is none, the new call ends with RESOURCE_EXHAUSTED. */
     unsigned max_calls;
     /* Bytes of finished answers that clients have not read. Above, the oldest ones end; 0: 256 MiB.
-     * Separate limits of calls have separate budgets. */
+     * Separate limits of calls have separate budgets. All other unread bytes have the same limit
+     * together; above, the call with most of them ends. */
     size_t max_unread;
     unsigned keepalive_ms;  // silence before a ping, which times out after a third of it; 0: 30 s
     size_t max_unexplained; // bytes that TCP clients sent in unfinished headers and messages;

@@ -294,8 +294,7 @@ struct rpc_peer *rpc_peers_call(struct rpc_peers *ps, const struct rpc_peer_addr
         p->called = true;
         p->trusted |= call->trusted;
         p->n_calls++;
-        explain(p, call->message_bytes,
-                min_u64(call->header_bytes, RPC_PEERS_HEADER_BYTES) + RPC_PEERS_CALL_BYTES);
+        explain(p, 0, min_u64(call->header_bytes, RPC_PEERS_HEADER_BYTES) + RPC_PEERS_CALL_BYTES);
     }
     pthread_mutex_unlock(&ps->mu);
     return p;

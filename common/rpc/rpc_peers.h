@@ -50,7 +50,7 @@
 /* Bytes without messages that a good client may send, measured with gRPC core's: */
 #define RPC_PEERS_HEADER_BYTES 768  // of a call; compressed, they have 300 to 800, later about 100
 #define RPC_PEERS_CALL_BYTES 256    // frames of a call
-#define RPC_PEERS_MESSAGE_BYTES 256 // frames of a further message
+#define RPC_PEERS_MESSAGE_BYTES 256 // frames of a message
 #define RPC_PEERS_RECORD_BYTES 256  // a message has one byte more for this many: frames, TLS
 #define RPC_PEERS_SENT_BYTES 64     // answers to a message of ours: window updates, pings
 #define RPC_PEERS_ACKED_BYTES 64    // one byte for this many of ours: window updates
@@ -95,15 +95,14 @@ struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t client_bytes);
 void rpc_peers_free(struct rpc_peers *ps); // after rpc_peer_done() of all calls
 
 struct rpc_peer_call {
-    size_t header_bytes;  // uncompressed
-    size_t message_bytes; // of its first message, if that has arrived
-    bool trusted;         // the client is a service or an operator
+    size_t header_bytes; // uncompressed
+    bool trusted;        // the client is a service or an operator
 };
 
 /* A call of this connection begins. NULL: the connection is being ended, so the call is void. */
 struct rpc_peer *rpc_peers_call(struct rpc_peers *ps, const struct rpc_peer_address *a,
                                 const struct rpc_peer_call *call, int64_t now_us);
-/* A further message has arrived. */
+/* A message has arrived. */
 void rpc_peer_message(struct rpc_peers *ps, struct rpc_peer *p, size_t bytes);
 /* We have sent a message. */
 void rpc_peer_sent(struct rpc_peers *ps, struct rpc_peer *p);

@@ -2,7 +2,7 @@
  *
  * A client that starts calls and reads no answer would hold their places, and the memory of the
  * answers, as long as it likes. So unread answers give way, the oldest first: to a new call that
- * finds no place, and to each other above a number of bytes. A stream whose first message has not
+ * finds no place, and to each other above a number of bytes. A call whose first message has not
  * arrived gives way to a new call, too. Calls of services do not give way.
  *
  * Private to common/rpc. Threads: any, with the server's lock. */
@@ -29,12 +29,12 @@ struct rpc_places { // zeroed, except for max
     unsigned max, n;
     size_t unread_bytes;
     struct rpc_line unread;  // finished answers
-    struct rpc_line unasked; // streams without a message
+    struct rpc_line unasked; // calls without a message
 };
 
 /* False: n_max places are taken. n_max: at most max. */
 bool rpc_places_take(struct rpc_places *ps, struct rpc_place *p, unsigned n_max);
-/* The call is a stream, and no message has arrived yet. */
+/* No message of the call has arrived yet. */
 void rpc_places_unasked(struct rpc_place *p);
 /* The answer of this call is finished, and its client has so many bytes still to read. */
 void rpc_places_unread(struct rpc_place *p, size_t bytes);

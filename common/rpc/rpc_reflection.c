@@ -10,6 +10,10 @@
 
 #define MAX_WAITING (256 << 10) // bytes of unread answers beyond which we stop reading requests
 #define MAX_REQUEST 4096
+/* Anybody may ask, and the thread that answers has other work. So all clients together get at most
+ * 800 answers per second. */
+#define MAX_CALLS 16
+#define PAUSE_MS 20 // after each answer
 #define TOO_LARGE "a reflection request has at most 4096 bytes"
 
 extern const uint8_t rpc_protos[]; // rpc_protos.S
@@ -132,14 +136,14 @@ typedef Grpc__Reflection__V1alpha__ServerReflectionResponse Response;
 #define ASKED(x) GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_##x
 #define ANSWERED(x) GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_##x
 
-static ssize_t send_response(struct rpc_call *c, Request *req, Response *r)
+static void send_response(struct rpc_call *c, Request *req, Response *r)
 {
     r->valid_host = req->host;
     r->original_request = req;
-    return rpc_call_send(c, rpc_pack(&r->base));
+    rpc_call_send(c, rpc_pack(&r->base));
 }
 
-static ssize_t respond_error(struct rpc_call *c, Request *req, enum rpc_code code, char *text)
+static void respond_error(struct rpc_call *c, Request *req, enum rpc_code code, char *text)
 {
     Grpc__Reflection__V1alpha__ErrorResponse e = GRPC__REFLECTION__V1ALPHA__ERROR_RESPONSE__INIT;
     e.error_code = (int32_t)code;
@@ -147,16 +151,18 @@ static ssize_t respond_error(struct rpc_call *c, Request *req, enum rpc_code cod
     Response r = GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__INIT;
     r.message_response_case = ANSWERED(ERROR_RESPONSE);
     r.error_response = &e;
-    return send_response(c, req, &r);
+    send_response(c, req, &r);
 }
 
-static ssize_t respond_file(struct rpc_call *c, Request *req, const char *name, bool is_symbol)
+static void respond_file(struct rpc_call *c, Request *req, const char *name, bool is_symbol)
 {
     ProtobufCBinaryData file;
     const uint8_t *data = find_file(name, is_symbol, &file.len);
-    if (!data)
-        return respond_error(c, req, RPC_NOT_FOUND,
-                             is_symbol ? "no file defines that symbol" : "no such file");
+    if (!data) {
+        respond_error(c, req, RPC_NOT_FOUND,
+                      is_symbol ? "no file defines that symbol" : "no such file");
+        return;
+    }
     file.data = (uint8_t *)(uintptr_t)data; // read only, by rpc_pack()
     Grpc__Reflection__V1alpha__FileDescriptorResponse f =
         GRPC__REFLECTION__V1ALPHA__FILE_DESCRIPTOR_RESPONSE__INIT;
@@ -165,10 +171,10 @@ static ssize_t respond_file(struct rpc_call *c, Request *req, const char *name, 
     Response r = GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__INIT;
     r.message_response_case = ANSWERED(FILE_DESCRIPTOR_RESPONSE);
     r.file_descriptor_response = &f;
-    return send_response(c, req, &r);
+    send_response(c, req, &r);
 }
 
-static ssize_t respond_list(struct rpc_call *c, Request *req)
+static void respond_list(struct rpc_call *c, Request *req)
 {
     const struct rpc_reflection *own = rpc_call_service(c);
     Grpc__Reflection__V1alpha__ServiceResponse names[RPC_REFLECTION_MAX_SERVICES];
@@ -185,24 +191,37 @@ static ssize_t respond_list(struct rpc_call *c, Request *req)
     Response r = GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__INIT;
     r.message_response_case = ANSWERED(LIST_SERVICES_RESPONSE);
     r.list_services_response = &l;
-    return send_response(c, req, &r);
+    send_response(c, req, &r);
 }
 
-static ssize_t answer_request(struct rpc_call *c, Request *req)
+static void answer_request(struct rpc_call *c, Request *req)
 {
     switch (req->message_request_case) {
     case ASKED(FILE_BY_FILENAME):
-        return respond_file(c, req, req->file_by_filename, false);
+        respond_file(c, req, req->file_by_filename, false);
+        break;
     case ASKED(FILE_CONTAINING_SYMBOL):
-        return respond_file(c, req, req->file_containing_symbol, true);
+        respond_file(c, req, req->file_containing_symbol, true);
+        break;
     case ASKED(LIST_SERVICES):
-        return respond_list(c, req);
+        respond_list(c, req);
+        break;
     case ASKED(FILE_CONTAINING_EXTENSION):
     case ASKED(ALL_EXTENSION_NUMBERS_OF_TYPE):
-        return respond_error(c, req, RPC_NOT_FOUND, "proto/ defines no extensions");
+        respond_error(c, req, RPC_NOT_FOUND, "proto/ defines no extensions");
+        break;
     default:
-        return respond_error(c, req, RPC_UNIMPLEMENTED, "unknown kind of reflection request");
+        respond_error(c, req, RPC_UNIMPLEMENTED, "unknown kind of reflection request");
+        break;
     }
+}
+
+static void read_on(struct rpc_call *c)
+{
+    if (rpc_call_unread(c) > MAX_WAITING)
+        rpc_call_after(c, PAUSE_MS, read_on);
+    else
+        rpc_call_unpause(c);
 }
 
 static void on_message(struct rpc_call *c, struct rpc_msg *msg)
@@ -219,8 +238,9 @@ static void on_message(struct rpc_call *c, struct rpc_msg *msg)
         rpc_call_unpack(c, &grpc__reflection__v1alpha__server_reflection_request__descriptor, msg);
     if (!m)
         return;
-    if (answer_request(c, (Request *)m) > MAX_WAITING)
-        rpc_call_pause(c);
+    rpc_call_pause(c);
+    answer_request(c, (Request *)m);
+    rpc_call_after(c, PAUSE_MS, read_on);
     protobuf_c_message_free_unpacked(m, NULL);
 }
 
@@ -231,16 +251,14 @@ void rpc_reflection_register(const struct rpc_reflection *r, struct rpc_server *
          .roles = RPC_ROLE_ANY,
          .reads_stream = true,
          .during_drain = true,
-         .drain_mark = MAX_WAITING,
-         .on_message = on_message,
-         .on_drain = rpc_call_unpause},
+         .max_calls = MAX_CALLS,
+         .on_message = on_message},
         {.path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
          .roles = RPC_ROLE_ANY,
          .reads_stream = true,
          .during_drain = true,
-         .drain_mark = MAX_WAITING,
-         .on_message = on_message,
-         .on_drain = rpc_call_unpause},
+         .max_calls = MAX_CALLS,
+         .on_message = on_message},
     };
     for (size_t i = 0; i < ARRAY_LEN(methods); i++)
         rpc_server_add(s, &methods[i], (void *)(uintptr_t)r);

@@ -137,12 +137,13 @@ void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *serv
     struct method *to = &s->methods[s->n_methods];
     if (s->n_methods > MAX_METHODS || !m->roles)
         abort();
-    *to = (struct method){
-        .m = m, .service = service, .own.max = m->during_drain ? RPC_DURING_DRAIN_MAX : 0};
+    *to = (struct method){.m = m, .service = service};
+    if (m->during_drain)
+        to->own.max = m->max_calls ? m->max_calls : RPC_DURING_DRAIN_MAX;
     for (unsigned d = 0; d < N_DOORS; d++) {
         to->handles[d] = grpc_server_register_method(
-            s->doors[d].core, m->path, NULL,
-            m->reads_stream ? GRPC_SRM_PAYLOAD_NONE : GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
+            s->doors[d].core, m->path, NULL, GRPC_SRM_PAYLOAD_NONE,
+            0);              // else core would hold calls without a request, unlimited
         if (!to->handles[d]) // registered twice
             abort();
     }

@@ -51,7 +51,8 @@ static void recv_start(struct rpc_call *c) // with the lock
     rpc_batch(c->core, &op, 1, &c->t_recv);
 }
 
-void rpc_server_read_next(struct rpc_call *c)
+/* Reads the next message, now or when the owner continues. */
+static void read_next(struct rpc_call *c)
 {
     pthread_mutex_lock(&c->mu);
     if (c->paused)
@@ -61,22 +62,59 @@ void rpc_server_read_next(struct rpc_call *c)
     pthread_mutex_unlock(&c->mu);
 }
 
+static void empty_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    (void)req;
+    rpc_call_finish(c, RPC_INVALID_ARGUMENT, "the request is missing");
+}
+
+static const struct rpc_method empty_method = {.on_start = empty_start};
+
+static void start(struct rpc_call *c, struct rpc_msg *request)
+{
+    c->started = true;
+    if (c->m->on_start)
+        c->m->on_start(c, request);
+}
+
+/* request: NULL if the client has closed its side before. */
+static void start_unary(struct rpc_call *c, grpc_byte_buffer *request)
+{
+    if (!request)
+        c->m = &empty_method;
+    start(c, rpc_msg(request));
+}
+
+/* A refusal needs no request, but what has arrived of it is read: else it would count as bytes that
+ * belong to no message. */
+void rpc_server_begin(struct rpc_call *c)
+{
+    bool waits = rpc_server_has_request(c->m);
+    if (c->m->reads_stream || waits || c->m != c->asked)
+        read_next(c);
+    if (!waits)
+        start(c, NULL);
+}
+
 void rpc_server_on_recv(struct rpc_tag *t, bool ok)
 {
     struct rpc_call *c = OWNER(t, struct rpc_call, t_recv);
     grpc_byte_buffer *msg = ok ? c->in : NULL;
-    if (msg) {
-        if (!c->received && c->m->reads_stream)
-            rpc_server_first_message(c);
-        c->received = true;
+    bool stream = c->m->reads_stream;
+    if (msg)
         rpc_guard_message(c->s->guard, c->account, grpc_byte_buffer_length(msg));
-    }
-    if (c->m->on_message && !rpc_call_cancelled(c))
+    if (!c->received && (msg || !stream))
+        rpc_server_asked(c);
+    c->received |= msg != NULL;
+    bool cancelled = rpc_call_cancelled(c);
+    if (stream && c->m->on_message && !cancelled)
         c->m->on_message(c, rpc_msg(msg));
+    else if (!stream && !c->started && !cancelled)
+        start_unary(c, msg);
     if (c->in)
         grpc_byte_buffer_destroy(c->in);
-    if (msg)
-        rpc_server_read_next(c);
+    if (msg && stream)
+        read_next(c);
     rpc_call_unref(c);
 }
 
@@ -98,9 +136,19 @@ void rpc_server_on_close(struct rpc_tag *t, bool ok)
     pthread_mutex_unlock(&c->mu);
     drop_timers(c);
     count_reset(c);
-    if (cancelled && c->m->on_cancel)
+    if (cancelled && c->started && c->m->on_cancel)
         c->m->on_cancel(c);
     rpc_call_unref(c);
+}
+
+/* Updates the sum of queued bytes. A client's finished answer is in a line of rpc_places. True: the
+ * sum is too large. With the lock. */
+static bool count_queued(struct rpc_call *c)
+{
+    bool in_line = c->has_status && !rpc_server_is_service(c->roles);
+    size_t n = in_line ? 0 : c->q.n_bytes, more = n - c->queued;
+    c->queued = n;
+    return atomic_fetch_add(&c->s->queued, more) + more > c->s->max_unread;
 }
 
 /* Starts the next send if none is in flight. With the lock. */
@@ -142,6 +190,7 @@ void rpc_server_on_send(struct rpc_tag *t, bool ok)
     rpc_guard_sent(c->s->guard, c->account);
     pthread_mutex_lock(&c->mu);
     bool drained = rpc_sendq_sent(&c->q, c->m->drain_mark);
+    count_queued(c);
     c->sending = false;
     if (!ok)
         c->cancelled = true; // rpc_server_on_close() notifies the owner
@@ -172,10 +221,11 @@ void rpc_call_unref(struct rpc_call *c)
 {
     if (atomic_fetch_sub(&c->n_refs, 1) != 1)
         return;
-    if (c->m->on_end)
+    if (c->started && c->m->on_end)
         c->m->on_end(c);
     struct rpc_server *s = c->s;
     rpc_sendq_done(&c->q);
+    atomic_fetch_sub(&s->queued, c->queued);
     grpc_call_unref(c->core);
     if (c->is_refused)
         rpc_guard_refused_done(s->guard, c->account);
@@ -221,13 +271,17 @@ ProtobufCMessage *rpc_call_unpack_counted(struct rpc_call *c,
 ssize_t rpc_call_send(struct rpc_call *c, struct rpc_msg *msg)
 {
     ssize_t n = -ECANCELED;
+    bool too_much = false;
     pthread_mutex_lock(&c->mu);
     if (!c->cancelled && !c->has_status) {
         n = (ssize_t)rpc_sendq_push(&c->q, rpc_bytes(msg), c->m->drain_mark);
+        too_much = count_queued(c);
         call_flush(c);
         msg = NULL;
     }
     pthread_mutex_unlock(&c->mu);
+    if (too_much)
+        rpc_server_end_slowest(c->s);
     rpc_msg_free(msg);
     return n;
 }
@@ -249,6 +303,7 @@ void rpc_call_finish(struct rpc_call *c, enum rpc_code code, const char *text)
         c->finished_us = clock_us();
         c->code = code;
         c->text = text ? strdup(text) : NULL;
+        count_queued(c);
         call_flush(c);
     }
     size_t unread = c->q.n_bytes;
@@ -261,6 +316,7 @@ void rpc_call_abort(struct rpc_call *c, enum rpc_code code, const char *text)
 {
     pthread_mutex_lock(&c->mu);
     rpc_sendq_clear(&c->q);
+    count_queued(c);
     bool stuck = c->sending; // the status would wait for the message in flight
     pthread_mutex_unlock(&c->mu);
     if (stuck)
@@ -281,6 +337,7 @@ static bool abort_call(struct rpc_call *c, enum rpc_code code, const char *text)
         c->code = code;
         c->text = strdup(text);
         rpc_sendq_clear(&c->q);
+        count_queued(c);
         call_flush(c);
     }
     pthread_mutex_unlock(&c->mu);

@@ -71,6 +71,8 @@ struct rpc_server {
     struct rpc_places shared;
     unsigned n_running; // calls that a drain waits for
     bool draining;
+
+    atomic_size_t queued; // the sum of rpc_call.queued
 };
 
 struct rpc_call {
@@ -95,10 +97,12 @@ struct rpc_call {
 
     pthread_mutex_t mu; // guards the fields below and the start of batches
     struct rpc_sendq q;
+    size_t queued; // bytes of q that no line of rpc_places counts
     bool sending, sent_headers, has_status, sent_status;
     bool cancelled, aborted; // by the client; by the server
     bool paused, recv_due;
     bool received; // a message has arrived; its thread's
+    bool started;  // on_start() was called; its thread's
     bool answered; // the client has got something; its thread's
     enum rpc_code code;
     char *text;
@@ -109,11 +113,18 @@ struct rpc_call {
 
 /* Without this method, calls of unknown methods would wait until their deadline. */
 extern const struct rpc_method rpc_server_unknown;
-/* The first message of the stream c has arrived: c no longer gives way to new calls. */
-void rpc_server_first_message(struct rpc_call *c);
+/* Whether on_start() waits for the request. */
+bool rpc_server_has_request(const struct rpc_method *m);
+/* The first message of c has arrived, or its client sends none: c no longer gives way to new
+ * calls. */
+void rpc_server_asked(struct rpc_call *c);
 /* The answer of c is finished; its client still has to read so many bytes. Ends older answers that
  * are unread, above max_unread. */
 void rpc_server_left_unread(struct rpc_call *c, size_t bytes);
+/* Above max_unread queued bytes: ends the call that has most of them. Without locks. */
+void rpc_server_end_slowest(struct rpc_server *s);
+/* Gateways, verifiers and operators. */
+bool rpc_server_is_service(unsigned roles);
 /* Requests the first call of each method on the worker's queue. */
 void rpc_server_request_calls(struct rpc_server *s, struct rpc_worker *w, enum door_kind door);
 
@@ -123,13 +134,13 @@ void rpc_server_request_calls(struct rpc_server *s, struct rpc_worker *w, enum d
 void rpc_server_on_recv(struct rpc_tag *t, bool ok);
 void rpc_server_on_send(struct rpc_tag *t, bool ok);
 void rpc_server_on_close(struct rpc_tag *t, bool ok);
-/* Reads the next message, now or when the owner continues. */
-void rpc_server_read_next(struct rpc_call *c);
+/* Starts a new call, or reads the request that it waits for. */
+void rpc_server_begin(struct rpc_call *c);
 /* Takes a reference, unless the last one has already been released. */
 bool rpc_server_try_ref(struct rpc_call *c);
 /* Ends a call whose client does not read its finished answer. */
 void rpc_server_end_unread(struct rpc_call *c);
-/* Ends a call that has given way: one as above, or a stream whose client has sent no message. */
+/* Ends a call that has given way: one as above, or one whose client has sent no message. */
 void rpc_server_end_displaced(struct rpc_call *c);
 /* The server stops, and the time for running calls is over: ends the call. */
 void rpc_server_stop_call(struct rpc_call *c);

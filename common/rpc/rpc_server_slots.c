@@ -22,7 +22,6 @@ struct slot {
     grpc_call_details details; // of an unknown method
     gpr_timespec deadline;
     grpc_metadata_array headers;
-    grpc_byte_buffer *request;
 };
 
 /* ---- methods that refuse ---- */
@@ -34,6 +33,11 @@ static void unknown_start(struct rpc_call *c, struct rpc_msg *req)
 }
 
 const struct rpc_method rpc_server_unknown = {.roles = RPC_ROLE_ANY, .on_start = unknown_start};
+
+bool rpc_server_has_request(const struct rpc_method *m)
+{
+    return !m->reads_stream && m->roles && m != &rpc_server_unknown; // refusals have no roles
+}
 
 static void refused_start(struct rpc_call *c, struct rpc_msg *req)
 {
@@ -100,7 +104,7 @@ static bool is_crowded(const struct method *m, const struct rpc_call *c)
     return n >= RPC_DURING_DRAIN_CONNECTION_MAX;
 }
 
-static bool is_service(unsigned roles)
+bool rpc_server_is_service(unsigned roles)
 {
     return roles & (RPC_ROLE_GATEWAY | RPC_ROLE_VERIFIER | RPC_ROLE_OPERATOR);
 }
@@ -139,7 +143,7 @@ static void end_displaced(struct rpc_call *c)
 /* The last quarter is for services. */
 static unsigned places_for(const struct rpc_places *ps, unsigned roles)
 {
-    return is_service(roles) ? ps->max : ps->max - ps->max / 4;
+    return rpc_server_is_service(roles) ? ps->max : ps->max - ps->max / 4;
 }
 
 /* If the places for c are taken, it gets that of a client's call which gives way. *ret_displaced:
@@ -153,6 +157,13 @@ static bool take_place(struct rpc_server *s, struct rpc_call *c, struct method *
     while (!*ret_displaced && ps->n >= n_max && (ps->unread.oldest || ps->unasked.oldest))
         *ret_displaced = take_oldest(ps->unread.oldest ? &ps->unread : &ps->unasked);
     return rpc_places_take(ps, &c->place, *ret_displaced ? ps->max : n_max);
+}
+
+/* A drain waits for it from now on. With the server's lock. */
+static void run_call(struct rpc_call *c)
+{
+    c->is_running = !c->m->during_drain;
+    c->s->n_running += c->is_running;
 }
 
 /* Takes a place for a new call, or makes it a refusal. *ret_displaced: as above. With the server's
@@ -171,10 +182,11 @@ static void admit_call(struct rpc_server *s, struct rpc_call *c, struct method *
     } else if (!take_place(s, c, m, ret_displaced)) {
         c->m = &busy_method;
     } else {
-        if (m->m->reads_stream && !is_service(c->roles))
+        if (rpc_server_has_request(c->m) ||
+            (c->m->reads_stream && !rpc_server_is_service(c->roles)))
             rpc_places_unasked(&c->place);
-        c->is_running = !m->m->during_drain;
-        s->n_running += c->is_running;
+        if (!rpc_server_has_request(c->m))
+            run_call(c);
     }
 }
 
@@ -189,18 +201,22 @@ static void add_call(struct rpc_server *s, struct method *m, struct rpc_call *c)
     if (c->next)
         c->next->prev = &c->next;
     m->calls = c;
-    c->is_refused = c->m != m->m && !is_service(c->roles);
+    c->is_refused = c->m != m->m && !rpc_server_is_service(c->roles);
     pthread_mutex_unlock(&s->mu);
     end_displaced(displaced);
     if (c->is_refused)
         rpc_guard_refused(s->guard, c->account);
 }
 
-void rpc_server_first_message(struct rpc_call *c)
+void rpc_server_asked(struct rpc_call *c)
 {
     pthread_mutex_lock(&c->s->mu);
     if (c->place.in && c->place.line == &c->place.in->unasked)
         rpc_places_keep(&c->place);
+    if (!c->started && c->s->draining && !c->m->during_drain)
+        c->m = &stopping_method;
+    else if (!c->started)
+        run_call(c);
     pthread_mutex_unlock(&c->s->mu);
 }
 
@@ -208,7 +224,7 @@ void rpc_server_left_unread(struct rpc_call *c, size_t bytes)
 {
     struct rpc_server *s = c->s;
     struct rpc_call *displaced = NULL;
-    bool reads = is_service(c->roles); // services read what they asked for
+    bool reads = rpc_server_is_service(c->roles); // services read what they asked for
     pthread_mutex_lock(&s->mu);
     struct rpc_places *ps = reads ? NULL : c->place.in;
     if (reads)
@@ -225,6 +241,34 @@ void rpc_server_left_unread(struct rpc_call *c, size_t bytes)
             displaced = take_oldest(&ps->unread);
         pthread_mutex_unlock(&s->mu);
     } while (displaced);
+}
+
+/* The call with most queued bytes, with a reference. NULL: none has any. With the server's lock. */
+static struct rpc_call *find_slowest(struct rpc_server *s)
+{
+    struct rpc_call *slowest = NULL;
+    size_t most = 0;
+    for (unsigned i = 0; i < s->n_methods; i++) {
+        for (struct rpc_call *c = s->methods[i].calls; c; c = c->next) {
+            pthread_mutex_lock(&c->mu);
+            bool more = c->queued > most;
+            most = more ? c->queued : most;
+            pthread_mutex_unlock(&c->mu);
+            slowest = more ? c : slowest;
+        }
+    }
+    return slowest && rpc_server_try_ref(slowest) ? slowest : NULL;
+}
+
+void rpc_server_end_slowest(struct rpc_server *s)
+{
+    pthread_mutex_lock(&s->mu);
+    struct rpc_call *c = atomic_load(&s->queued) > s->max_unread ? find_slowest(s) : NULL;
+    pthread_mutex_unlock(&s->mu);
+    if (!c)
+        return;
+    rpc_call_abort(c, RPC_RESOURCE_EXHAUSTED, "what was sent on this stream was not read");
+    rpc_call_unref(c);
 }
 
 /* ---- slots ---- */
@@ -248,9 +292,7 @@ static unsigned roles_of(const struct slot *sl)
 static bool open_account(const struct slot *sl, unsigned roles, struct rpc_peer **ret)
 {
     const struct rpc_peer_call call = {.header_bytes = header_bytes(&sl->headers),
-                                       .message_bytes =
-                                           sl->request ? grpc_byte_buffer_length(sl->request) : 0,
-                                       .trusted = is_service(roles)};
+                                       .trusted = rpc_server_is_service(roles)};
     char *peer = grpc_call_get_peer(sl->call);
     int r = rpc_guard_call(sl->s->guard, peer, &call, ret);
     gpr_free(peer);
@@ -284,15 +326,14 @@ static void slot_request(struct slot *sl)
 {
     grpc_completion_queue *cq = sl->w->cq;
     grpc_call_error e;
-    sl->request = NULL;
     grpc_metadata_array_init(&sl->headers);
     grpc_call_details_init(&sl->details);
     RPC_RELEASE(&sl->tag);
     grpc_server *core = sl->s->doors[sl->door].core;
     if (sl->m->handles[sl->door])
-        e = grpc_server_request_registered_call(
-            core, sl->m->handles[sl->door], &sl->call, &sl->deadline, &sl->headers,
-            sl->m->m->reads_stream ? NULL : &sl->request, cq, cq, &sl->tag);
+        e = grpc_server_request_registered_call(core, sl->m->handles[sl->door], &sl->call,
+                                                &sl->deadline, &sl->headers, NULL, cq, cq,
+                                                &sl->tag);
     else
         e = grpc_server_request_call(core, &sl->call, &sl->details, &sl->headers, cq, cq, &sl->tag);
     if (e != GRPC_CALL_OK)
@@ -303,8 +344,6 @@ static void slot_request(struct slot *sl)
 static void drop_call(struct slot *sl)
 {
     grpc_call_unref(sl->call);
-    if (sl->request)
-        grpc_byte_buffer_destroy(sl->request);
     grpc_metadata_array_destroy(&sl->headers);
     grpc_call_details_destroy(&sl->details);
     slot_request(sl);
@@ -326,7 +365,6 @@ static void slot_event(struct rpc_tag *t, bool ok)
         return;
     }
     struct rpc_call *c = call_new(sl, roles, account);
-    struct rpc_msg *req = rpc_msg(sl->request);
     grpc_metadata_array_destroy(&sl->headers);
     grpc_call_details_destroy(&sl->details);
     slot_request(sl);
@@ -334,11 +372,7 @@ static void slot_event(struct rpc_tag *t, bool ok)
     grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER,
                   .data.recv_close_on_server.cancelled = &c->was_cancelled};
     rpc_batch(c->core, &op, 1, &c->t_close);
-    if (c->m->on_start)
-        c->m->on_start(c, req);
-    rpc_msg_free(req);
-    if (c->m->reads_stream)
-        rpc_server_read_next(c);
+    rpc_server_begin(c);
     rpc_call_unref(c);
 }
 

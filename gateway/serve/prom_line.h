@@ -2,8 +2,8 @@
  *
  * Strict, because one malformed line makes Prometheus drop the whole text. A sample is what
  * the text format 0.0.4 and OpenMetrics 1.0 both allow. It is printable ASCII without a timestamp,
- * and has each label once. Its value is a finite decimal number, NaN or Inf, after one blank. It may
- * have an exemplar, which only OpenMetrics knows:
+ * and has each label once. Its value is a finite decimal number, NaN or Inf, after one blank. An
+ * exemplar may follow, which only OpenMetrics knows:
  *
  *     name{label="text",...} value # {label="text",...} value seconds
  *

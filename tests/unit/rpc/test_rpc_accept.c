@@ -221,14 +221,11 @@ static void another_client_is_not_refused_with_it(void **state)
         char byte;
         atomic_store(&stopped_us, clock_us() + 60000000);
         connect_too_fast(a.port);
-        double before = refused("rate");
         assert_int_equal(echo("[::1]", (uint16_t)port6), RPC_OK);
-        assert_true(refused("rate") == before);
         int fd = tcp_socket(); // the rate is still used up
         connect_to(fd, a.port);
         assert_true(recv(fd, &byte, 1, 0) <= 0);
         close(fd);
-        assert_true(refused("rate") == before + 1);
         atomic_store(&stopped_us, 0);
         atomic_fetch_add(&ahead_us, 120000000);
     }
