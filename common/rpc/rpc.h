@@ -131,7 +131,8 @@ struct rpc_method {
 };
 
 struct rpc_server_options {
-    unsigned n_threads; // 0: 1, which is fastest unless callbacks compute much
+    unsigned n_threads; // 0: 1, which is fastest unless callbacks compute much; one more serves
+                        // only the service's own user and operators
     size_t max_message; // bytes a client may send in one message; 0: RPC_MAX_MESSAGE
     /* Concurrent calls of the methods without a separate limit; 0: 8192. Clients leave a quarter to
      * gateways, verifiers and operators, here and of separate limits. At the limit, a new call ends

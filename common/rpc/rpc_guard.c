@@ -47,8 +47,9 @@ struct rpc_guard {
 };
 
 static const char *const reasons[RPC_PEERS_ENDS] = {
-    [RPC_PEERS_RESETS] = "resets", [RPC_PEERS_REFUSED] = "refused", [RPC_PEERS_BYTES] = "bytes",
-    [RPC_PEERS_STALL] = "stall",   [RPC_PEERS_CROWD] = "crowd",     [RPC_PEERS_BAN] = "ban"};
+    [RPC_PEERS_RESETS] = "resets", [RPC_PEERS_CHEAP] = "calls", [RPC_PEERS_REFUSED] = "refused",
+    [RPC_PEERS_BYTES] = "bytes",   [RPC_PEERS_STALL] = "stall", [RPC_PEERS_CROWD] = "crowd",
+    [RPC_PEERS_BAN] = "ban"};
 
 static void register_metrics(struct rpc_guard *g)
 {
@@ -315,6 +316,12 @@ void rpc_guard_sent(struct rpc_guard *g, struct rpc_peer *p)
 void rpc_guard_reset(struct rpc_guard *g, struct rpc_peer *p)
 {
     if (p && rpc_peer_reset(g->peers, p, clock_us()))
+        wake(g);
+}
+
+void rpc_guard_cheap(struct rpc_guard *g, struct rpc_peer *p)
+{
+    if (p && rpc_peer_cheap(g->peers, p, clock_us()))
         wake(g);
 }
 

@@ -31,6 +31,7 @@ int rpc_guard_call(struct rpc_guard *g, const char *peer, const struct rpc_peer_
 void rpc_guard_message(struct rpc_guard *g, struct rpc_peer *p, size_t bytes);
 void rpc_guard_sent(struct rpc_guard *g, struct rpc_peer *p);
 void rpc_guard_reset(struct rpc_guard *g, struct rpc_peer *p);
+void rpc_guard_cheap(struct rpc_guard *g, struct rpc_peer *p);
 void rpc_guard_refused(struct rpc_guard *g, struct rpc_peer *p);
 void rpc_guard_refused_done(struct rpc_guard *g, struct rpc_peer *p);
 void rpc_guard_done(struct rpc_guard *g, struct rpc_peer *p);

@@ -9,6 +9,7 @@
 #include "rpc/rpc_base.h"
 #include "rpc/rpc_peers.h"
 
+#define CLIENTS 4096 // clients with the same hash share a rate of cheap calls
 #define BUCKETS 16384
 #define OFFENDERS 64 // addresses that are remembered; a new one displaces the oldest
 
@@ -53,6 +54,8 @@ struct offender {
 
 struct rpc_peers {
     pthread_mutex_t mu;
+    /* Of each client: when its last cheap call was due at RPC_PEERS_CHEAP_PER_S. */
+    int64_t cheap_us[CLIENTS];
     unsigned max_connections;
     uint64_t client_bytes; // unexplained, at most
     bool many_bytes;
@@ -325,6 +328,24 @@ bool rpc_peer_reset(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
     bool ends = !p->end && ++p->n_resets > RPC_PEERS_RESETS_BURST;
     if (ends)
         end_offender(ps, p, RPC_PEERS_RESETS, now_us);
+    pthread_mutex_unlock(&ps->mu);
+    return ends;
+}
+
+/* The generic cell rate algorithm (ITU-T I.371): RPC_PEERS_CHEAP_BURST calls may be early. */
+bool rpc_peer_cheap(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
+{
+    enum { INTERVAL_US = 1000000 / RPC_PEERS_CHEAP_PER_S };
+    pthread_mutex_lock(&ps->mu);
+    int64_t *due =
+        &ps->cheap_us[XXH3_64bits_withSeed(p->client, sizeof(p->client), ps->seed) % CLIENTS];
+    int64_t next = (*due > now_us ? *due : now_us) + INTERVAL_US;
+    bool early = next - now_us > (int64_t)RPC_PEERS_CHEAP_BURST * INTERVAL_US,
+         ends = early && !p->end;
+    if (!early)
+        *due = next;
+    if (ends)
+        end_offender(ps, p, RPC_PEERS_CHEAP, now_us);
     pthread_mutex_unlock(&ps->mu);
     return ends;
 }

@@ -7,6 +7,7 @@
  * explain as many as a good client needs for them, in all RPC_PEERS_CREDIT_PER_S. A connection is
  * ended if
  * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
+ * - its client makes cheap calls faster than RPC_PEERS_CHEAP_PER_S, on all connections together;
  * - it leaves more than RPC_PEERS_REFUSED_MAX refusals unread: the more calls there are, the longer
  *   gRPC core works for each event;
  * - all clients' connections together have more than RPC_PEERS_CLIENT_BYTES_MAX unexplained bytes,
@@ -40,6 +41,10 @@
 #define RPC_PEERS_RESET_US 1000000
 #define RPC_PEERS_RESETS_PER_S 64 // in the long run
 #define RPC_PEERS_RESETS_BURST 2048
+/* Calls that cost the client nothing: health, models and statistics, reflection, and refused ones.
+ * The thread that answers them has other work. */
+#define RPC_PEERS_CHEAP_PER_S 250 // in the long run
+#define RPC_PEERS_CHEAP_BURST 2000
 #define RPC_PEERS_REFUSED_MAX 512
 /* Of unfinished headers gRPC core 1.51 keeps about five times as many bytes (fields of 104). */
 #define RPC_PEERS_CLIENT_BYTES_MAX (64u << 20)
@@ -63,6 +68,7 @@
 enum rpc_peers_end {
     RPC_PEERS_KEEP,
     RPC_PEERS_RESETS,
+    RPC_PEERS_CHEAP,
     RPC_PEERS_REFUSED,
     RPC_PEERS_BYTES,
     RPC_PEERS_STALL,
@@ -108,6 +114,8 @@ void rpc_peer_message(struct rpc_peers *ps, struct rpc_peer *p, size_t bytes);
 void rpc_peer_sent(struct rpc_peers *ps, struct rpc_peer *p);
 /* The client has reset the call. True: therefore the connection must be ended now. */
 bool rpc_peer_reset(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
+/* The call is cheap. True: the connection must be ended now. */
+bool rpc_peer_cheap(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
 /* The call was refused. True: the connection must be ended now, because too many refused ones have
  * not ended. */
 bool rpc_peer_refused(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);

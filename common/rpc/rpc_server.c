@@ -78,6 +78,14 @@ static void add_beat(struct rpc_server *s, unsigned worker)
     rpc_worker_add_timer(&s->workers[worker], &b->t);
 }
 
+/* The last worker serves the service's own user and operators. So the gateway waits for no flood of
+ * calls from other clients: gRPC core polls a queue only while it is empty. */
+static bool serves(const struct rpc_server *s, unsigned worker, enum door_kind door)
+{
+    bool own = door == DOOR_OWN || door == DOOR_ADMIN;
+    return own == (worker == s->n_workers - 1);
+}
+
 static void open_doors(struct rpc_server *s, const struct rpc_server_options *opt)
 {
     s->doors[DOOR_CLIENT].roles = RPC_ROLE_CLIENT;
@@ -92,7 +100,7 @@ static void open_doors(struct rpc_server *s, const struct rpc_server_options *op
 int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret)
 {
     struct rpc_server *s = rpc_alloc(1, sizeof(*s));
-    s->n_workers = opt->n_threads ? opt->n_threads : 1;
+    s->n_workers = (opt->n_threads ? opt->n_threads : 1) + 1;
     s->workers = rpc_alloc(s->n_workers, sizeof(*s->workers));
     int r = rpc_roles_read(opt->tls_roles, &s->tls_roles);
     r = r < 0 ? r : rpc_guard_new(s->workers, s->n_workers, opt->max_unexplained, &s->guard);
@@ -120,7 +128,8 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
     for (unsigned i = 0; i < s->n_workers; i++) {
         s->workers[i].cq = grpc_completion_queue_create_for_next(NULL);
         for (unsigned d = 0; d < N_DOORS; d++)
-            grpc_server_register_completion_queue(s->doors[d].core, s->workers[i].cq, NULL);
+            if (serves(s, i, d))
+                grpc_server_register_completion_queue(s->doors[d].core, s->workers[i].cq, NULL);
         add_beat(s, i);
         if (!r)
             r = rpc_worker_start(&s->workers[i]);
@@ -272,7 +281,8 @@ int rpc_server_start(struct rpc_server *s)
     for (unsigned d = 0; d < N_DOORS; d++) {
         grpc_server_start(s->doors[d].core);
         for (unsigned i = 0; i < s->n_workers; i++)
-            rpc_server_request_calls(s, &s->workers[i], d);
+            if (serves(s, i, d))
+                rpc_server_request_calls(s, &s->workers[i], d);
     }
     int r = rpc_guard_start(s->guard);
     return r < 0 ? r : rpc_listen_start(&s->listen);

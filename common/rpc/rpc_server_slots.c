@@ -206,6 +206,9 @@ static void add_call(struct rpc_server *s, struct method *m, struct rpc_call *c)
     end_displaced(displaced);
     if (c->is_refused)
         rpc_guard_refused(s->guard, c->account);
+    if (!rpc_server_is_service(c->roles) &&
+        (m->m->during_drain || m->m == &rpc_server_unknown || c->m == &refused_method))
+        rpc_guard_cheap(s->guard, c->account);
 }
 
 void rpc_server_asked(struct rpc_call *c)
@@ -267,7 +270,8 @@ void rpc_server_end_slowest(struct rpc_server *s)
     pthread_mutex_unlock(&s->mu);
     if (!c)
         return;
-    rpc_call_abort(c, RPC_RESOURCE_EXHAUSTED, "what was sent on this stream was not read");
+    rpc_call_abort(c, RPC_RESOURCE_EXHAUSTED,
+                   "the client has left too many bytes of this stream unread");
     rpc_call_unref(c);
 }
 

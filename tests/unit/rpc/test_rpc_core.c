@@ -150,12 +150,13 @@ static void threads_of(unsigned n_threads, unsigned want)
     rpc_server_stop(s, 0);
 }
 
+/* One more is for the service's own user and operators. */
 static void a_server_has_one_thread_or_as_many_as_requested(void **state)
 {
     (void)state;
-    threads_of(0, 1);
-    threads_of(1, 1);
-    threads_of(3, 3);
+    threads_of(0, 2);
+    threads_of(1, 2);
+    threads_of(3, 4);
 }
 
 static void must_lack_a_thread(int r)
@@ -169,7 +170,7 @@ static void without_a_thread_there_is_no_server_and_no_client(void **state)
     (void)state;
     struct rpc_server *s;
     struct rpc_client *c;
-    for (failing_thread = 1; failing_thread <= 3; failing_thread++) {
+    for (failing_thread = 1; failing_thread <= 4; failing_thread++) {
         n_created = 0;
         must_lack_a_thread(rpc_server_new(&(struct rpc_server_options){.n_threads = 3}, &s));
     }
@@ -177,7 +178,7 @@ static void without_a_thread_there_is_no_server_and_no_client(void **state)
     failing_thread = 1;
     must_lack_a_thread(rpc_client_new("unix:/tmp/tandem-nobody.sock", NULL, &c));
     n_created = 0;
-    failing_thread = 2; // the one that accepts connections
+    failing_thread = 3; // the one that accepts connections
     char folder[] = "/tmp/tandem-test-rpc-XXXXXX", target[64];
     assert_non_null(mkdtemp(folder));
     snprintf(target, sizeof(target), "unix:%s/s.sock", folder);

@@ -113,7 +113,8 @@ static int ended(const char *reason)
 
 static int all_ended(void)
 {
-    return ended("resets") + ended("bytes") + ended("stall") + ended("crowd") + ended("ban");
+    return ended("resets") + ended("calls") + ended("refused") + ended("bytes") + ended("stall") +
+           ended("crowd") + ended("ban");
 }
 
 /* The good client's stream has an answer: it was not ended, and the server serves it. */
@@ -124,10 +125,12 @@ static void stream_is_served(struct guard_rig *g)
     rpc_rig_await(&g->tally.messages, before + 1);
 }
 
-/* The clock advances by 1.5 s. A single jump would look like a process that was stopped. */
+/* The clock advances by 1.5 s. A single jump would look like a process that was stopped. The idle
+ * thread, which serves the own user, leaves gRPC core between the jumps. */
 static void let_time_pass(void)
 {
     for (int i = 0; i < 5; i++) {
+        usleep((RPC_GUARD_BEAT_MS + 100) * 1000);
         atomic_store(&jump_us, RPC_PEERS_STALL_US * 3 / 10);
         await_scans(1);
     }
@@ -403,7 +406,7 @@ static void unfinished_messages_beside_many_calls_end_a_connection(void **state)
     size_t sent = 0;
     while (sent < MAX && http2_client_part(&c, "/test/Chat", PART)) {
         for (int i = 0; i < N_CALLS; i++)
-            http2_client_call(&c, "/unknown");
+            http2_client_call(&c, "/test/Echo");
         if (!http2_client_await(&c, c.n_headers + N_CALLS))
             break;
         sent += PART;
@@ -412,6 +415,28 @@ static void unfinished_messages_beside_many_calls_end_a_connection(void **state)
     stream_is_served(&g);
     assert_true(sent < MAX);
     assert_int_equal(ended("bytes"), before + 1);
+    done(&g);
+}
+
+/* Of methods that cost nothing. It reads all answers. */
+static void a_client_that_makes_too_many_calls_is_ended(void **state)
+{
+    enum { MAX = 2 * RPC_PEERS_CHEAP_BURST, EACH = 50 };
+    (void)state;
+    struct guard_rig g;
+    int before = ended("calls");
+    init(&g, false);
+    struct http2_client c = http2_client_open_tcp(g.port);
+    int n = 0;
+    do {
+        for (int i = 0; i < EACH; i++)
+            http2_client_call(&c, n % 2 ? "/unknown" : "/grpc.health.v1.Health/Check");
+        n++;
+    } while (n * EACH < MAX * 20 && http2_client_await(&c, c.n_headers + EACH));
+    assert_in_range(n * EACH, RPC_PEERS_CHEAP_BURST, MAX * 20 - 1);
+    assert_int_equal(ended("calls"), before + 1);
+    http2_client_close(&c);
+    stream_is_served(&g);
     done(&g);
 }
 
@@ -671,6 +696,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(endless_headers_end_a_connection),
         cmocka_unit_test(unfinished_messages_beside_many_calls_end_a_connection),
+        cmocka_unit_test(a_client_that_makes_too_many_calls_is_ended),
         cmocka_unit_test(reset_calls_end_a_connection),
         cmocka_unit_test(reset_calls_end_a_connection_of_a_passed_socket),
         cmocka_unit_test(a_client_that_cancels_a_thousand_calls_is_not_ended),

@@ -155,6 +155,23 @@ static void resets_end_a_connection_and_make_its_other_calls_void(void **state)
     rpc_peer_done(peers, other, now_us);
 }
 
+/* Of all connections of a client together. */
+static void cheap_calls_have_a_rate(void **state)
+{
+    (void)state;
+    struct rpc_peer *p[] = {call(1, 0), call(2, 0)};
+    for (int i = 0; i < RPC_PEERS_CHEAP_BURST; i++)
+        assert_false(rpc_peer_cheap(peers, p[i % 2], now_us));
+    now_us += S / RPC_PEERS_CHEAP_PER_S;
+    assert_false(rpc_peer_cheap(peers, p[0], now_us));
+    assert_true(rpc_peer_cheap(peers, p[1], now_us));
+    assert_int_equal(take(2), RPC_PEERS_CHEAP);
+    assert_false(rpc_peer_cheap(peers, p[1], now_us)); // it is being ended
+    assert_int_equal(take(1), RPC_PEERS_KEEP);
+    for (int i = 0; i < 2; i++)
+        rpc_peer_done(peers, p[i], now_us);
+}
+
 static void time_forgives_resets(void **state)
 {
     (void)state;
@@ -841,6 +858,7 @@ int main(void)
         TEST(addresses_of_sockets_are_the_same),
         TEST(refusals_that_are_not_read_end_a_connection),
         TEST(resets_end_a_connection_and_make_its_other_calls_void),
+        TEST(cheap_calls_have_a_rate),
         TEST(time_forgives_resets),
         TEST(single_resets_are_forgiven_at_the_same_rate),
         TEST(bytes_that_nothing_explains_end_a_connection),

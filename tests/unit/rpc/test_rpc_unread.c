@@ -104,7 +104,7 @@ static void unread_messages_of_streams_have_a_limit_together(void **state)
         s[i] = rpc_rig_open(&r, "/test/Chat", &t[i]);
         rpc_stream_pause(s[i]);
         rpc_rig_await(&rpc_rig_seen.chats, i + 1);
-        rpc_stream_send(s[i], rpc_rig_ids(7, 1)); // a client that pauses immediately reads the first
+        rpc_stream_send(s[i], rpc_rig_ids(7, 1)); // the first one is read
         rpc_stream_send(s[i], rpc_rig_ids(UINT32_MAX, i == LONGEST ? IDS + 1000 : IDS)); // 1 MB
         rpc_rig_await(&rpc_rig_seen.messages, 2 * (i + 1));
     }
