@@ -401,14 +401,15 @@ static struct connection *find_due(struct connections *s, int64_t now_us)
     return k;
 }
 
-/* Those that are left when the socket no longer listens are closed at the end. */
+/* Also when the socket no longer listens: they were accepted. Those that are left at the end are
+ * closed. */
 static void pass_on_due(struct connections *s, int64_t now_us)
 {
     struct connection *k = NULL;
     pthread_mutex_lock(&s->listen_mu);
     do {
         pthread_mutex_lock(&s->mu);
-        k = s->listen_fd >= 0 ? find_due(s, now_us) : NULL;
+        k = find_due(s, now_us);
         if (k) {
             k->due_us = 0;
             k->since_us = now_us;

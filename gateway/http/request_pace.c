@@ -15,7 +15,7 @@
 #define TICK_US 1000
 #define REQUEST_US 50   // of a thread, for a request without a body
 #define BYTES_PER_US 16 // of a body, for the worst JSON
-#define MOST_US 4000    // charged before; larger bodies are read on other threads
+#define MOST_US 600     // charged before; larger bodies are read on other threads
 #define MOST_AT_ONCE 16 // requests of an address whose waits end in one tick
 
 struct request_pace_entry {

@@ -12,7 +12,7 @@
  * - A reader that is too slow is dropped.
  *
  * Threads: completions_begin() on http threads, the steps after it on template and rpc threads, one
- * at a time per request. A body of more than 64 KiB is read on the reader's thread (reader.h).
+ * at a time per request. A body of more than 8 KiB is read on the reader's thread (reader.h).
  * completions_new(), completions_abort() and completions_free() on the main thread. */
 #pragma once
 #include <stdint.h>

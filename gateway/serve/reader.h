@@ -1,6 +1,7 @@
 /* reader.h - reads large bodies, writes large answers and statistics, on a separate thread.
  *
- * Such a job takes up to a tenth of a second. On an http or rpc thread, the streams of other
+ * Such a job takes up to a tenth of a second. 1,000 bodies of 8 KiB, which an http thread may find
+ * complete in one turn, take 0.3 s. On an http or rpc thread, the streams of other
  * clients would wait for that long. Payers take turns, and jobs of one payer keep their order: a
  * job waits for at most one job of each other payer.
  *
@@ -11,7 +12,7 @@
 #include <stdint.h>
 #include "base/mem.h"
 
-#define READER_BYTES (64u << 10) // a larger body or answer is a job of the reader
+#define READER_BYTES (8u << 10) // a larger body or answer is a job of the reader
 #define READER_MAX_WAITING 1024  // bodies that wait
 #define READER_STOPPING "the server is shutting down"
 

@@ -1,4 +1,5 @@
 /* reader_hold.c - holds the thread of a reader. */
+#include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdio.h>
@@ -67,7 +68,12 @@ void reader_await(struct reader *r)
 {
     static struct reader_job job;
     sem_t end;
+    if (holds)
+        return;
     sem_init(&end, 0, 0);
-    assert_int_equal(reader_write(r, &job, "the test", done, &end), 0);
+    int rc = reader_write(r, &job, "the test", done, &end);
+    if (rc == -EPIPE)
+        return;
+    assert_int_equal(rc, 0);
     sem_wait(&end);
 }

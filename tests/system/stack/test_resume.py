@@ -378,7 +378,7 @@ class Alone(Stack):
     n_verifiers = 1
 
     def test_the_same_verifier_continues_when_it_is_back(self):
-        long = ("completions", {**ANSWERS["seeded"][1], "max_tokens": LONG_TOKENS})
+        long = ("completions", {**ANSWERS["seeded"][1], "max_tokens": 400})
         got = self.until_hit(long, self.verifiers[0].restart, lambda: None, lambda e: "resumed" in metrics_of(e))
         self.assertEqual(metrics_of(got).get("resumed"), {"count": 1, "same_bits": True})
         self.same(got, self.ask(long))
@@ -465,7 +465,7 @@ class Newcomer(OneName):
 
     def survives(self, hurt, was_hit):
         """Each answer is right, also if it was complete before it was hit."""
-        long = ("completions", {**ANSWERS["seeded"][1], "max_tokens": LONG_TOKENS})
+        long = ("completions", {**ANSWERS["seeded"][1], "max_tokens": 400})
         want = self.ask(long)
         self.until_hit(long, hurt, lambda: None, lambda events: self.same(events, want) or was_hit())
         self.assertNotIn(f"verifier ready target={self.verifiers[1].target}", self.gateway_log())
@@ -490,7 +490,7 @@ class Nobody(Stack):
     n_verifiers, options = 1, ["--resume-wait", "0.5"]
 
     def test_without_a_verifier_in_time_the_answer_ends_with_an_error(self):
-        long = ("completions", {**ANSWERS["seeded"][1], "max_tokens": LONG_TOKENS})
+        long = ("completions", {**ANSWERS["seeded"][1], "max_tokens": 400})
         only = self.verifiers[0]
         events = self.until_hit(long, only.kill, only.start, lambda e: "error" in e[-2])
         self.assertEqual(events[-1], "[DONE]")

@@ -382,14 +382,20 @@ static struct http_options one_per_second(void)
     return o;
 }
 
-static void finish_tls(void)
+static void end_tls(void)
 {
     connections_stop(conns);
-    connections_unlisten(conns);
     connections_end(conns, 20 * S);
     assert_int_equal(connections_n_open(conns), 0);
     connections_free(conns);
     atomic_store(&still_us, 0);
+}
+
+static void finish_tls(void)
+{
+    connections_stop(conns);
+    connections_unlisten(conns);
+    end_tls();
 }
 
 /* Whether the server closes it; if that is not expected, waits for some ticks only. */
@@ -419,6 +425,24 @@ static void handshakes_of_an_address_wait_for_each_other(void **state)
     close(second);
     close(other);
     finish_tls();
+}
+
+/* A new process may have taken the socket over. */
+static void waiting_handshakes_begin_during_a_drain(void **state)
+{
+    (void)state;
+    const struct http_options o = one_per_second();
+    serve_tls(&o);
+    int first = connect_from(1), second = connect_from(1);
+    assert_true(is_closed(first, true));
+    assert_true(becomes_open(conns, 1));
+    connections_unlisten(conns);
+    atomic_fetch_add(&still_us, S + S / 5);
+    assert_true(is_closed(second, true));
+    assert_int_equal(n_accepted, 2);
+    close(first);
+    close(second);
+    end_tls();
 }
 
 static void waiting_handshakes_end_with_the_server(void **state)
@@ -943,6 +967,7 @@ int main(void)
         cmocka_unit_test(a_connection_that_libmicrohttpd_refuses_frees_its_place),
         cmocka_unit_test(a_connection_that_opens_late_keeps_its_place),
         cmocka_unit_test(handshakes_of_an_address_wait_for_each_other),
+        cmocka_unit_test(waiting_handshakes_begin_during_a_drain),
         cmocka_unit_test(waiting_handshakes_end_with_the_server),
         cmocka_unit_test(proxies_and_plain_connections_wait_for_no_handshake),
         cmocka_unit_test(the_least_busy_connection_of_an_address_goes),

@@ -145,6 +145,7 @@ static void render(int err, const char *text, size_t len)
 /* The answer is an error of this status. */
 static void refused(int status, const char *part)
 {
+    reader_await(reader);
     if (r->answer != REPLY || r->status != status ||
         !memmem(r->out.data, r->out.len, part, strlen(part)))
         fail_msg("not %d '%s', but %d %.*s", status, part, r->status, (int)r->out.len, r->out.data);
