@@ -11,6 +11,6 @@ void reader_hold(struct reader *r, const char *payer);
 /* n more jobs wait, each of another payer. Ends the test on errors. */
 void reader_fill(struct reader *r, unsigned n);
 void reader_let_go(void);
-/* Unless the reader is held or has stopped: waits until one more job of each payer has run. The job that runs now counts as one of its
- * payer. */
+/* Waits until one more job of each payer has run, unless the reader is held or has stopped. The job
+ * that runs now counts as one of its payer. */
 void reader_await(struct reader *r);
