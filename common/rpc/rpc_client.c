@@ -72,6 +72,11 @@ static void warn_if_plain(const char *target)
                  target);
 }
 
+/* Of a server's messages that gRPC core holds, in all streams of a channel together. Above, gRPC
+ * core ends some of them with RESOURCE_EXHAUSTED. Else a hostile server could send a part of the
+ * largest message to each call. */
+#define QUOTA_BYTES (3u * RPC_MAX_MESSAGE)
+
 static void channel_unref(struct channel *ch)
 {
     if (!ch || atomic_fetch_sub(&ch->n_refs, 1) != 1)
@@ -82,6 +87,8 @@ static void channel_unref(struct channel *ch)
 
 static struct channel *channel_new(const char *target, const struct rpc_client_options *opt)
 {
+    grpc_resource_quota *quota = grpc_resource_quota_create(target);
+    grpc_resource_quota_resize(quota, QUOTA_BYTES);
     int keepalive_ms = opt->keepalive_ms ? (int)opt->keepalive_ms : 10000;
     grpc_arg list[] = {
         RPC_INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
@@ -103,11 +110,15 @@ static struct channel *channel_new(const char *target, const struct rpc_client_o
         RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms / 2),
         RPC_INT_ARG(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0), // no limit
         RPC_INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+        {.type = GRPC_ARG_POINTER,
+         .key = (char *)(uintptr_t)GRPC_ARG_RESOURCE_QUOTA,
+         .value.pointer = {quota, grpc_resource_quota_arg_vtable()}},
     };
     struct channel *ch = rpc_alloc(1, sizeof(*ch));
     grpc_channel_credentials *creds = rpc_tls_channel(target, opt->server_role, &ch->tls_version);
     ch->core = grpc_channel_create(target, creds, &(grpc_channel_args){ARRAY_LEN(list), list});
     grpc_channel_credentials_release(creds);
+    grpc_resource_quota_unref(quota); // the channel has a reference
     atomic_init(&ch->n_refs, 1);
     return ch;
 }

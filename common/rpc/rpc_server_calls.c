@@ -90,10 +90,12 @@ static void start_unary(struct rpc_call *c, grpc_byte_buffer *request)
 void rpc_server_begin(struct rpc_call *c)
 {
     bool waits = rpc_server_has_request(c->m);
-    if (c->m->reads_stream || waits || c->m != c->asked)
+    if (waits || c->m != c->asked)
         read_next(c);
     if (!waits)
         start(c, NULL);
+    if (c->m->reads_stream) // on_start() may have paused it
+        read_next(c);
 }
 
 void rpc_server_on_recv(struct rpc_tag *t, bool ok)
