@@ -410,25 +410,6 @@ static size_t await_any_end(struct rpc_tally *tallies, size_t n)
     return n;
 }
 
-/* Of 12 messages of 48 MiB that arrive together. */
-static void the_messages_of_a_server_have_a_limit_together(void **state)
-{
-    enum { N = 12, BYTES = 48 << 20 };
-    struct rpc_rig *r = *state;
-    struct rpc_tally t[N];
-    struct rpc_stream *s[N];
-    unsigned n_refused = 0;
-    for (int i = 0; i < N; i++)
-        s[i] = rpc_rig_call(r, "/test/Count", BYTES, 1, &t[i]);
-    for (int i = 0; i < N; i++) {
-        rpc_rig_await(&t[i].ends, 1);
-        n_refused += t[i].status.code == RPC_RESOURCE_EXHAUSTED;
-        rpc_stream_free(s[i]);
-    }
-    assert_in_range(n_refused, 1, N);
-    assert_int_equal(rpc_rig_echo(r->client, NULL, 7).code, RPC_OK);
-}
-
 /* There are 16 places, of which clients have three quarters. */
 static void idle_reflection_calls_are_bounded_and_block_no_others(void **state)
 {
@@ -531,7 +512,6 @@ int main(void)
         cmocka_unit_test(too_many_calls_are_refused),
         cmocka_unit_test(a_limit_of_its_own_leaves_the_slots_of_others_and_needs_none),
         cmocka_unit_test(a_drain_waits_for_calls_with_a_limit_of_their_own),
-        RPC_RIG_TEST(the_messages_of_a_server_have_a_limit_together),
         cmocka_unit_test(idle_reflection_calls_are_bounded_and_block_no_others),
         RPC_RIG_TEST(a_client_reconnects_to_a_restarted_server),
         cmocka_unit_test(each_errno_has_its_status),

@@ -93,6 +93,25 @@ static void a_server_pings_after_30_s_and_takes_64_mib(void **state)
                     900, 300);
 }
 
+static unsigned quota_bytes;
+
+void __real_grpc_resource_quota_resize(grpc_resource_quota *quota, size_t bytes);
+void __wrap_grpc_resource_quota_resize(grpc_resource_quota *quota, size_t bytes);
+void __wrap_grpc_resource_quota_resize(grpc_resource_quota *quota, size_t bytes)
+{
+    quota_bytes = (unsigned)bytes;
+    __real_grpc_resource_quota_resize(quota, bytes);
+}
+
+/* The last setting: the messages of the server have a limit together. It is taken out. */
+static void must_have_quota(void)
+{
+    assert_string_equal(passed[--n_passed].key, GRPC_ARG_RESOURCE_QUOTA);
+    assert_int_equal(passed[n_passed].type, GRPC_ARG_POINTER);
+    assert_non_null(passed[n_passed].value.pointer.p);
+    assert_int_equal(quota_bytes, 192 << 20);
+}
+
 static void client_settings(const struct rpc_client_options *opt, int max_message, int ping_ms,
                             int timeout_ms)
 {
@@ -112,6 +131,7 @@ static void client_settings(const struct rpc_client_options *opt, int max_messag
                                    {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1}};
     struct rpc_client *c;
     assert_int_equal(rpc_client_new("unix:/tmp/tandem-nobody.sock", opt, &c), 0);
+    must_have_quota();
     must_be_passed(want, ARRAY_LEN(want));
     rpc_client_free(c);
 }
