@@ -131,7 +131,7 @@ struct rpc_method {
 };
 
 struct rpc_server_options {
-    unsigned n_threads; // 0: 1, which is fastest unless callbacks compute much; one more serves
+    unsigned n_threads; // 0: 1, which is fastest unless callbacks compute much; as many more serve
                         // only the service's own user and operators
     size_t max_message; // bytes a client may send in one message; 0: RPC_MAX_MESSAGE
     /* Concurrent calls of the methods without a separate limit; 0: 8192. Clients leave a quarter to

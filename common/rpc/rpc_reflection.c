@@ -10,10 +10,9 @@
 
 #define MAX_WAITING (256 << 10) // bytes of unread answers beyond which we stop reading requests
 #define MAX_REQUEST 4096
-/* Anybody may ask, and the thread that answers has other work. So all clients together get at most
- * 800 answers per second. */
-#define MAX_CALLS 16
-#define PAUSE_MS 20 // after each answer
+/* Anybody may ask, and the thread that answers has other work. */
+#define MAX_CALLS 16 // of each version; of a connection a quarter
+#define PAUSE_MS 20  // of a stream, after each answer
 #define TOO_LARGE "a reflection request has at most 4096 bytes"
 
 extern const uint8_t rpc_protos[]; // rpc_protos.S

@@ -78,12 +78,12 @@ static void add_beat(struct rpc_server *s, unsigned worker)
     rpc_worker_add_timer(&s->workers[worker], &b->t);
 }
 
-/* The last worker serves the service's own user and operators. So the gateway waits for no flood of
- * calls from other clients: gRPC core polls a queue only while it is empty. */
+/* The second half of the workers serves the service's own user and operators. So the gateway waits
+ * for no flood of calls from other clients: gRPC core polls a queue only while it is empty. */
 static bool serves(const struct rpc_server *s, unsigned worker, enum door_kind door)
 {
     bool own = door == DOOR_OWN || door == DOOR_ADMIN;
-    return own == (worker == s->n_workers - 1);
+    return own == (worker >= s->n_workers / 2);
 }
 
 static void open_doors(struct rpc_server *s, const struct rpc_server_options *opt)
@@ -100,7 +100,7 @@ static void open_doors(struct rpc_server *s, const struct rpc_server_options *op
 int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret)
 {
     struct rpc_server *s = rpc_alloc(1, sizeof(*s));
-    s->n_workers = (opt->n_threads ? opt->n_threads : 1) + 1;
+    s->n_workers = 2 * (opt->n_threads ? opt->n_threads : 1);
     s->workers = rpc_alloc(s->n_workers, sizeof(*s->workers));
     int r = rpc_roles_read(opt->tls_roles, &s->tls_roles);
     r = r < 0 ? r : rpc_guard_new(s->workers, s->n_workers, opt->max_unexplained, &s->guard);
@@ -364,6 +364,7 @@ static void stop_core(struct rpc_server *s)
         {stop_event}, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, N_DOORS};
     struct timespec until = clock_at(clock_us() + ABORT_US);
     RPC_RELEASE(&w.tag);
+    /* The queue need not be one of the door (gRPC 1.51), but its worker must run. */
     for (unsigned d = 0; d < N_DOORS; d++)
         grpc_server_shutdown_and_notify(s->doors[d].core, s->workers[0].cq, &w.tag);
     pthread_mutex_lock(&w.mu);

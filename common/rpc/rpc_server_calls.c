@@ -90,7 +90,7 @@ static void start_unary(struct rpc_call *c, grpc_byte_buffer *request)
 void rpc_server_begin(struct rpc_call *c)
 {
     bool waits = rpc_server_has_request(c->m);
-    if (waits || c->m != c->asked)
+    if (waits || !c->m->reads_stream)
         read_next(c);
     if (!waits)
         start(c, NULL);
@@ -349,6 +349,20 @@ static bool abort_call(struct rpc_call *c, enum rpc_code code, const char *text)
 void rpc_server_end_unread(struct rpc_call *c)
 {
     rpc_call_abort(c, RPC_RESOURCE_EXHAUSTED, "the answer was not read in time");
+}
+
+void rpc_server_end_slow(struct rpc_call *c)
+{
+    pthread_mutex_lock(&c->mu);
+    bool slow = c->queued && c->sending; // it has read nothing meanwhile
+    if (slow)
+        rpc_sendq_clear(&c->q);
+    count_queued(c);
+    pthread_mutex_unlock(&c->mu);
+    if (slow)
+        grpc_call_cancel_with_status(c->core, (grpc_status_code)RPC_RESOURCE_EXHAUSTED,
+                                     "the client has left too many bytes of this stream unread",
+                                     NULL);
 }
 
 void rpc_server_end_displaced(struct rpc_call *c)

@@ -142,5 +142,7 @@ bool rpc_server_try_ref(struct rpc_call *c);
 void rpc_server_end_unread(struct rpc_call *c);
 /* Ends a call that has given way: one as above, or one whose client has sent no message. */
 void rpc_server_end_displaced(struct rpc_call *c);
+/* Ends a call whose client has too many bytes still to read. */
+void rpc_server_end_slow(struct rpc_call *c);
 /* The server stops, and the time for running calls is over: ends the call. */
 void rpc_server_stop_call(struct rpc_call *c);

@@ -99,9 +99,12 @@ static void report_refusal(const struct rpc_call *c, struct method *m)
 static bool is_crowded(const struct method *m, const struct rpc_call *c)
 {
     unsigned n = 0;
-    for (const struct rpc_call *k = m->calls; k && c->peer; k = k->next)
+    if (!c->peer)
+        return false;
+    for (const struct rpc_call *k = m->calls; k; k = k->next)
         n += k->place.in && strcmp(k->peer, c->peer) == 0;
-    return n >= RPC_DURING_DRAIN_CONNECTION_MAX;
+    unsigned part = m->own.max / 4;
+    return n >= (part < RPC_DURING_DRAIN_CONNECTION_MAX ? part : RPC_DURING_DRAIN_CONNECTION_MAX);
 }
 
 bool rpc_server_is_service(unsigned roles)
@@ -182,8 +185,8 @@ static void admit_call(struct rpc_server *s, struct rpc_call *c, struct method *
     } else if (!take_place(s, c, m, ret_displaced)) {
         c->m = &busy_method;
     } else {
-        if (rpc_server_has_request(c->m) ||
-            (c->m->reads_stream && !rpc_server_is_service(c->roles)))
+        bool asks = c->m->reads_stream || rpc_server_has_request(c->m);
+        if (asks && !rpc_server_is_service(c->roles))
             rpc_places_unasked(&c->place);
         if (!rpc_server_has_request(c->m))
             run_call(c);
@@ -270,8 +273,7 @@ void rpc_server_end_slowest(struct rpc_server *s)
     pthread_mutex_unlock(&s->mu);
     if (!c)
         return;
-    rpc_call_abort(c, RPC_RESOURCE_EXHAUSTED,
-                   "the client has left too many bytes of this stream unread");
+    rpc_server_end_slow(c);
     rpc_call_unref(c);
 }
 

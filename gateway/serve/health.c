@@ -22,6 +22,7 @@
 #define PROPOSERS_MAX 16 // of one verifier
 #define CALL_TIMEOUT_US 1000000
 #define BODY_MAX (64u << 20)
+#define REFUSED_US 10000000 // a verifier that refuses its statistics is not asked again before
 /* Of one address at the same time. The reader writes an answer in about 1 ms. */
 #define QUERIES_MAX 8
 
@@ -108,11 +109,13 @@ static void drop_reply(struct query *a)
         answer_query(a, true);
 }
 
-/* This gateway does not have the role that may read statistics. Logged once per verifier. */
-static void warn_refused(const struct verifier *v, const char *text)
+/* This gateway does not have the role that may read statistics. Logged once per verifier. It would
+ * be disconnected for too many refused calls. */
+static void note_refused(struct gateway *g, const struct verifier *v, const char *text)
 {
     static atomic_uint warned; // bit i: upstream_at(u, i)
     unsigned bit = 1u << upstream_index(v);
+    atomic_store(&g->ask_again_us[upstream_index(v)], clock_us() + REFUSED_US);
     if (!(atomic_fetch_or(&warned, bit) & bit))
         log_warn("verifier refuses statistics target=%s: %s", upstream_target(v), text);
 }
@@ -123,13 +126,28 @@ static void on_stats(void *user, const struct rpc_status *status, ProtobufCMessa
     p->stats = (Tandem__V1__StatsReply *)reply;
     p->state = upstream_state(p->v, &p->model, p->problem);
     if (status->code == RPC_PERMISSION_DENIED)
-        warn_refused(p->v, status->text);
+        note_refused(p->a->g, p->v, status->text);
     if (status->code == RPC_UNAVAILABLE || status->code == RPC_DEADLINE_EXCEEDED) {
         p->state = UPSTREAM_DOWN; // this error is newer than the state in upstream
         snprintf(p->problem, sizeof(p->problem), "%s", status->text);
         upstream_suspect(p->v);
     }
     drop_reply(p->a);
+}
+
+static void query_verifier(struct query *a, unsigned i)
+{
+    struct verifier_stats *p = &a->replies[i];
+    Tandem__V1__GetStatsRequest request = TANDEM__V1__GET_STATS_REQUEST__INIT;
+    p->a = a;
+    p->v = upstream_at(a->g->upstream, i);
+    if (clock_us() >= atomic_load(&a->g->ask_again_us[i])) {
+        upstream_unary(p->v, "/tandem.v1.Stats/GetStats", CALL_TIMEOUT_US, &request.base,
+                       &tandem__v1__stats_reply__descriptor, on_stats, p);
+        return;
+    }
+    p->state = upstream_state(p->v, &p->model, p->problem);
+    drop_reply(a);
 }
 
 static void query_verifiers(struct gateway *g, struct http_request *r,
@@ -149,13 +167,8 @@ static void query_verifiers(struct gateway *g, struct http_request *r,
     *a = (struct query){.g = g, .http = http_ref(r), .answer = answer, .count = count};
     a->n = upstream_n(g->upstream);
     atomic_init(&a->n_left, a->n + 1);
-    for (unsigned i = 0; i < a->n; i++) {
-        Tandem__V1__GetStatsRequest request = TANDEM__V1__GET_STATS_REQUEST__INIT;
-        a->replies[i].a = a;
-        a->replies[i].v = upstream_at(g->upstream, i);
-        upstream_unary(a->replies[i].v, "/tandem.v1.Stats/GetStats", CALL_TIMEOUT_US, &request.base,
-                       &tandem__v1__stats_reply__descriptor, on_stats, &a->replies[i]);
-    }
+    for (unsigned i = 0; i < a->n; i++)
+        query_verifier(a, i);
     drop_reply(a);
 }
 

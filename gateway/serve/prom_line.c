@@ -108,17 +108,18 @@ static bool is_decimal(const char *at)
     return n && !*at;
 }
 
-static bool is_number(const char *text)
+/* words: NaN and Inf are numbers, too. */
+static bool is_number(const char *text, bool words)
 {
-    static const char *const words[] = {"NaN", "Inf", "+Inf", "-Inf"};
-    for (size_t i = 0; i < ARRAY_LEN(words); i++)
-        if (strcmp(text, words[i]) == 0)
+    static const char *const v[] = {"NaN", "Inf", "+Inf", "-Inf"};
+    for (size_t i = 0; i < ARRAY_LEN(v) && words; i++)
+        if (strcmp(text, v[i]) == 0)
             return true;
     return is_decimal(text) && isfinite(strtod(text, NULL));
 }
 
-/* After a blank and a number. NULL: there is none. */
-static const char *skip_number(const char *at, const char *end)
+/* After a blank and a number, see is_number(). NULL: there is none. */
+static const char *skip_number(const char *at, const char *end, bool words)
 {
     char number[64];
     size_t n = 0;
@@ -127,7 +128,7 @@ static const char *skip_number(const char *at, const char *end)
     for (; at < end && *at != ' ' && n + 1 < sizeof(number); at++)
         number[n++] = *at;
     number[n] = 0;
-    return (at == end || *at == ' ') && is_number(number) ? at : NULL;
+    return (at == end || *at == ' ') && is_number(number, words) ? at : NULL;
 }
 
 /* ` # {...} value` or ` # {...} value seconds`. */
@@ -136,9 +137,9 @@ static bool is_exemplar(const char *at, const char *end)
     if (end - at < 4 || memcmp(at, " # {", 4) != 0)
         return false;
     at = skip_labels(at + 4, end, NULL);
-    at = at ? skip_number(at, end) : NULL;
+    at = at ? skip_number(at, end, true) : NULL;
     if (at && at < end)
-        at = skip_number(at, end);
+        at = skip_number(at, end, false);
     return at && at == end;
 }
 
@@ -157,7 +158,7 @@ bool prom_line_read_sample(struct prom_line_text line, struct prom_line_sample *
         ret->labels = (struct prom_line_text){labels, (size_t)(at - labels) - 1};
     }
     ret->rest = (struct prom_line_text){at, (size_t)(end - at)};
-    at = skip_number(at, end);
+    at = skip_number(at, end, true);
     ret->has_exemplar = at && at < end;
     return at && (!ret->has_exemplar || is_exemplar(at, end));
 }

@@ -13,7 +13,7 @@
 #include "base/mem.h"
 
 #define READER_BYTES (8u << 10) // a larger body or answer is a job of the reader
-#define READER_MAX_WAITING 1024  // bodies that wait
+#define READER_MAX_WAITING 1024 // bodies that wait
 #define READER_STOPPING "the server is shutting down"
 
 struct reader;

@@ -23,6 +23,8 @@ struct gateway {
     char instance[INSTANCE_MAX];
     struct cors cors;
     int64_t started_us;
+    /* Of upstream_at(): when a verifier that refused its statistics may be asked again. */
+    atomic_int_fast64_t ask_again_us[UPSTREAM_MAX];
     atomic_bool draining;
 };
 

@@ -139,6 +139,23 @@ static void malformed_lines_are_dropped(void **state)
     is("ok{instance=\"i\"} 1\n");
 }
 
+static void malformed_exemplars_are_dropped(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {
+        "a 1 # {",        "a 1 # {b=\"c\"}",       "a 1 # {b=\"c\"} x",
+        "a 1 #",          "a 1 # {b=\"c\"} 1 2 3", "a 1 # {b} 1",
+        "a 1 # {} 1 NaN", "a 1 # {} 1 +Inf",       "a 1  # {} 1",
+        "a 1 # {} 1 "};
+    p.exemplars = true;
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        add(bad[i], "i");
+        is("");
+    }
+    add("a 1 # {} NaN 1.5", "i");
+    is("a{instance=\"i\"} 1 # {} NaN 1.5\n");
+}
+
 static void numbers_are_those_of_the_text_format(void **state)
 {
     (void)state;
@@ -340,6 +357,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(openmetrics_names_counters_without_total_and_has_an_end,
                                         begin, end),
         cmocka_unit_test_setup_teardown(malformed_lines_are_dropped, begin, end),
+        cmocka_unit_test_setup_teardown(malformed_exemplars_are_dropped, begin, end),
         cmocka_unit_test_setup_teardown(numbers_are_those_of_the_text_format, begin, end),
         cmocka_unit_test_setup_teardown(a_comment_with_other_bytes_or_an_unknown_type_is_dropped,
                                         begin, end),

@@ -418,7 +418,7 @@ static void unfinished_messages_beside_many_calls_end_a_connection(void **state)
     done(&g);
 }
 
-/* Of methods that cost nothing. It reads all answers. */
+/* Of methods that cost nothing. */
 static void a_client_that_makes_too_many_calls_is_ended(void **state)
 {
     enum { MAX = 2 * RPC_PEERS_CHEAP_BURST, EACH = 50 };

@@ -137,10 +137,10 @@ static void a_large_question_ends_its_stream(void **state)
     }
 }
 
-/* Of 16 places, clients have three quarters. */
-static void few_clients_ask_together(void **state)
+/* Of 16 places, a connection has a quarter. */
+static void few_streams_of_a_connection_ask_together(void **state)
 {
-    enum { N = 13 };
+    enum { N = 5 };
     struct rpc_rig *r = *state;
     struct rpc_tally t[N];
     struct rpc_stream *s[N];
@@ -226,7 +226,7 @@ int main(void)
         RPC_RIG_TEST(reflection_describes_services_files_and_symbols),
         RPC_RIG_TEST(a_bad_question_ends_its_stream),
         RPC_RIG_TEST(a_large_question_ends_its_stream),
-        RPC_RIG_TEST(few_clients_ask_together),
+        RPC_RIG_TEST(few_streams_of_a_connection_ask_together),
         RPC_RIG_TEST(while_answers_are_unread_no_questions_are_read),
         cmocka_unit_test(symbols_of_every_kind_are_found),
     };
