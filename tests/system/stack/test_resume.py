@@ -26,7 +26,7 @@ SANITIZED = bool(re.search("asan|tsan", BIN))
 LONG = bool(os.environ.get("TANDEM_TEST_LONG"))
 LIMIT_S = 60 * (5 if SANITIZED else 1)
 N_TOKENS = 24
-LONG_TOKENS = 400 if SANITIZED else 1000  # takes longer than the gateway needs to see a drain: it asks every 500 ms
+LONG_TOKENS = 1000  # takes longer than the gateway needs to see a drain: it asks every 500 ms
 TRIES = 20
 NAME = "tales"
 VOLATILE = {"id", "created", "created_at", "metrics", "timings", "item_id", "call_id", "cached_tokens", "request_id"}
@@ -44,7 +44,7 @@ ANSWERS = {
     "tools": ("chat/completions", {**SEEDED, **STORY, "tools": TOOLS, "n": 2}),
     "responses": ("responses", {"input": "Tell me a story.", "temperature": 1.2, "seed": 7, "max_output_tokens": N_TOKENS, "stream": True}),
     "prompts": ("completions", {**SEEDED, "prompt": ["Once upon a time", "The cat", "A dog"], "n": 2}),
-    "whole": ("completions", {**SEEDED, "prompt": "Once upon a time", "stream": False, "stream_options": None, "max_tokens": 200}),
+    "whole": ("completions", {**SEEDED, "prompt": "Once upon a time", "stream": False, "stream_options": None, "max_tokens": 600}),
 }
 
 
