@@ -83,11 +83,11 @@ static void a_missed_deadline_ends_both_sides(void **state)
     ProtobufCMessage *m;
     struct rpc_options opt = {.timeout_us = 500000};
     assert_int_equal(rpc_rig_echo(r->client, NULL, 7).code, RPC_OK); // now it is connected
-    int ends = rpc_rig_count(&rpc_rig_seen.ends);
+    rpc_rig_await(&rpc_rig_seen.ends, 1);
     struct rpc_status st = rpc_unary(r->client, "/test/Keep", &opt, &req.base,
                                      &tandem__v1__model_info__descriptor, &m);
     assert_int_equal(st.code, RPC_DEADLINE_EXCEEDED);
-    rpc_rig_await(&rpc_rig_seen.ends, ends + 1);
+    rpc_rig_await(&rpc_rig_seen.ends, 2);
     assert_int_equal(rpc_rig_seen.cancels, 1);
 }
 
