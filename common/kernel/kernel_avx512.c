@@ -23,7 +23,6 @@
 #define INT8_MAX_ROWS 16
 #define INT8_EACH_ROWS(X)                                                                          \
     X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16)
-#define INT8_TOGETHER(bits) 4
 #define INT8_SPREADS(bits) ((bits) < 0) // never
 #define INT8_Q_BYTES KERNEL_BLOCK
 

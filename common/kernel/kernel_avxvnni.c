@@ -73,7 +73,6 @@ INLINE vi va_sum(va a)
 
 #define INT8_MAX_ROWS 8
 #define INT8_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
-#define INT8_TOGETHER(bits) 4
 #define INT8_SPREADS(bits) ((bits) < 0) // never
 #define INT8_Q_BYTES KERNEL_BLOCK
 

@@ -8,12 +8,13 @@
  *                           a tile is C_PARTS of these vectors
  *   INT8_MAX_ROWS           rows that are multiplied by a block while it is unpacked
  *   INT8_EACH_ROWS(X)       X(1) X(2) ... X(INT8_MAX_ROWS)
- *   INT8_TOGETHER(bits)     rows whose products alternate, for unpacked weights of `bits` bits. A
- *                           product has to wait for the previous product of its row
  *   INT8_SPREADS(bits)      true: c_spread() spreads the bytes of a block of activations to
  *                           INT8_Q_BYTES, which c_dots() reads. Else it reads the prepared bytes */
 #pragma once
 #include "kernel/kernel_int8_unpack.h"
+
+/* Rows whose products alternate. A product has to wait for the previous product of its row. */
+#define INT8_TOGETHER 4
 
 /* Bits of an unpacked weight. */
 INLINE int int8_bits(const struct int8_type t)
@@ -110,7 +111,7 @@ INLINE void int8_open(const struct int8_type t, const uint8_t *group, int i, uin
 INLINE void int8_block(const struct int8_type t, const uint8_t *group, int i, uint32_t ahead,
                        const struct int8_x *x, cf (*acc)[C_PARTS], const int n_rows)
 {
-    const int together = INT8_TOGETHER(int8_bits(t));
+    const int together = INT8_TOGETHER;
     const size_t q_bytes = int8_q_bytes(t);
     const uint8_t *q = int8_q(t, x, i, n_rows);
     const struct kernel_x *rows = x->of_32 + i * n_rows;
@@ -161,7 +162,7 @@ INLINE void int8_scaled_block(const struct int8_type t, const uint8_t *group, in
                               uint32_t ahead, const struct int8_x *x, ci (*sums)[C_PARTS],
                               const int n_rows)
 {
-    const int together = INT8_TOGETHER(int8_bits(t));
+    const int together = INT8_TOGETHER;
     const size_t q_bytes = int8_q_bytes(t);
     const uint8_t *q = int8_q(t, x, i, n_rows);
     cb w[C_PARTS][8];

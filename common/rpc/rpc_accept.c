@@ -11,17 +11,15 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include <xxhash.h>
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/log_pace.h"
 #include "base/metrics.h"
 #include "base/rng.h"
 #include "rpc/rpc_peers.h"
+#include "rpc/rpc_rate.h"
 
-#define CLIENTS 4096 // clients with the same hash share a rate
 #define TAKEN_MS 10
-#define INTERVAL_US (1000000 / RPC_ACCEPT_PER_S)
 
 static atomic_bool watched[UINT16_MAX + 1];
 
@@ -31,10 +29,11 @@ static struct {
     pthread_once_t once;
     pthread_mutex_t mu; // guards the fields below
     int reserve_fd;     // closed to accept a connection that must be closed; -1: none
-    uint64_t seed;      // nobody else can tell which addresses share a rate
-    /* Of each client: when its last connection was due at RPC_ACCEPT_PER_S. */
-    int64_t due_us[CLIENTS];
-} gate = {.once = PTHREAD_ONCE_INIT, .mu = PTHREAD_MUTEX_INITIALIZER, .reserve_fd = -1};
+    struct rpc_rate rate;
+} gate = {.once = PTHREAD_ONCE_INIT,
+          .mu = PTHREAD_MUTEX_INITIALIZER,
+          .reserve_fd = -1,
+          .rate = {.per_s = RPC_ACCEPT_PER_S, .burst = RPC_ACCEPT_BURST}};
 
 static struct {
     const char *label;
@@ -55,7 +54,7 @@ static void init_gate(void)
         refused[i].count =
             metrics_counter("tandem_rpc_refused_connections_total",
                             "TCP connections closed when they were accepted.", refused[i].label);
-    gate.seed = rng_secret();
+    gate.rate.seed = rng_secret();
     fill_reserve();
 }
 
@@ -90,29 +89,16 @@ static void report(enum reason reason)
         log_warn("connections refused %s refused=%u", refused[reason].label, n);
 }
 
-/* The generic cell rate algorithm (ITU-T I.371): RPC_ACCEPT_BURST connections may be early. With
- * the lock. */
-static bool is_in_rate(const struct sockaddr_storage *from)
+/* Whether an accepted connection may stay. Descriptors are free, so the reserve is filled again. */
+static bool admit(const struct sockaddr_storage *from)
 {
     struct rpc_peer_address a;
     uint8_t client[16];
     rpc_peer_address_of(from, &a); // a watched port is one of TCP
     rpc_peer_client(&a, client);
-    int64_t now_us = clock_us();
-    int64_t *due = &gate.due_us[XXH3_64bits_withSeed(client, sizeof(client), gate.seed) % CLIENTS];
-    int64_t next = (*due > now_us ? *due : now_us) + INTERVAL_US;
-    if (next - now_us > (int64_t)RPC_ACCEPT_BURST * INTERVAL_US)
-        return false;
-    *due = next;
-    return true;
-}
-
-/* Whether an accepted connection may stay. Descriptors are free, so the reserve is filled again. */
-static bool admit(const struct sockaddr_storage *from)
-{
     pthread_mutex_lock(&gate.mu);
     fill_reserve();
-    bool ok = is_in_rate(from);
+    bool ok = rpc_rate_take(&gate.rate, client, clock_us());
     pthread_mutex_unlock(&gate.mu);
     return ok;
 }

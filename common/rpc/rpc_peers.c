@@ -8,8 +8,8 @@
 #include "base/rng.h"
 #include "rpc/rpc_base.h"
 #include "rpc/rpc_peers.h"
+#include "rpc/rpc_rate.h"
 
-#define CLIENTS 4096 // clients with the same hash share a rate of cheap calls
 #define BUCKETS 16384
 #define OFFENDERS 64 // addresses that are remembered; a new one displaces the oldest
 
@@ -54,8 +54,7 @@ struct offender {
 
 struct rpc_peers {
     pthread_mutex_t mu;
-    /* Of each client: when its last cheap call was due at RPC_PEERS_CHEAP_PER_S. */
-    int64_t cheap_us[CLIENTS];
+    struct rpc_rate cheap;
     unsigned max_connections;
     uint64_t client_bytes; // unexplained, at most
     bool many_bytes;
@@ -244,6 +243,8 @@ struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t client_bytes)
     ps->client_bytes = client_bytes;
     ps->memory_before = UINT64_MAX;
     ps->seed = rng_secret();
+    ps->cheap = (struct rpc_rate){
+        .per_s = RPC_PEERS_CHEAP_PER_S, .burst = RPC_PEERS_CHEAP_BURST, .seed = ps->seed};
     return ps;
 }
 
@@ -332,18 +333,10 @@ bool rpc_peer_reset(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
     return ends;
 }
 
-/* The generic cell rate algorithm (ITU-T I.371): RPC_PEERS_CHEAP_BURST calls may be early. */
 bool rpc_peer_cheap(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
 {
-    enum { INTERVAL_US = 1000000 / RPC_PEERS_CHEAP_PER_S };
     pthread_mutex_lock(&ps->mu);
-    int64_t *due =
-        &ps->cheap_us[XXH3_64bits_withSeed(p->client, sizeof(p->client), ps->seed) % CLIENTS];
-    int64_t next = (*due > now_us ? *due : now_us) + INTERVAL_US;
-    bool early = next - now_us > (int64_t)RPC_PEERS_CHEAP_BURST * INTERVAL_US,
-         ends = early && !p->end;
-    if (!early)
-        *due = next;
+    bool ends = !rpc_rate_take(&ps->cheap, p->client, now_us) && !p->end;
     if (ends)
         end_offender(ps, p, RPC_PEERS_CHEAP, now_us);
     pthread_mutex_unlock(&ps->mu);

@@ -1,7 +1,7 @@
 /* reader.h - reads large bodies, writes large answers and statistics, on a separate thread.
  *
- * Such a job takes up to a tenth of a second. 1,000 bodies of 8 KiB, which an http thread may find
- * complete in one turn, take 0.3 s. On an http or rpc thread, the streams of other
+ * Such a job takes up to a tenth of a second. Smaller bodies are limited, too: an http thread may
+ * find hundreds of them complete in one turn. On an http or rpc thread, the streams of other
  * clients would wait for that long. Payers take turns, and jobs of one payer keep their order: a
  * job waits for at most one job of each other payer.
  *

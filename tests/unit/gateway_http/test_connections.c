@@ -427,36 +427,38 @@ static void handshakes_of_an_address_wait_for_each_other(void **state)
     finish_tls();
 }
 
-/* A new process may have taken the socket over. */
-static void waiting_handshakes_begin_during_a_drain(void **state)
+/* Returns the second connection, which waits. */
+static int serve_the_first_of_two(void)
 {
-    (void)state;
     const struct http_options o = one_per_second();
     serve_tls(&o);
     int first = connect_from(1), second = connect_from(1);
     assert_true(is_closed(first, true));
     assert_true(becomes_open(conns, 1));
+    close(first);
+    return second;
+}
+
+/* A new process may have taken the socket over. */
+static void waiting_handshakes_begin_during_a_drain(void **state)
+{
+    (void)state;
+    int second = serve_the_first_of_two();
     connections_unlisten(conns);
     atomic_fetch_add(&still_us, S + S / 5);
     assert_true(is_closed(second, true));
     end_tls();
     assert_int_equal(n_accepted, 2);
-    close(first);
     close(second);
 }
 
 static void waiting_handshakes_end_with_the_server(void **state)
 {
     (void)state;
-    const struct http_options o = one_per_second();
-    serve_tls(&o);
-    int first = connect_from(1), second = connect_from(1);
-    assert_true(is_closed(first, true));
-    assert_true(becomes_open(conns, 1));
+    int second = serve_the_first_of_two();
     finish_tls();
     assert_true(is_closed(second, true));
     assert_int_equal(n_accepted, 1);
-    close(first);
     close(second);
 }
 
