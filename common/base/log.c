@@ -11,6 +11,7 @@
 #include "base/journal.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 
 #define LINE_MAX_BYTES 2048
 
@@ -88,18 +89,31 @@ void log_line(enum log_level level, const char *format, ...)
     (void)written;                                   // a failure cannot be reported
 }
 
+/* Length of the character at s if a log line may hold it. 0: it is a control character, or no UTF-8:
+ * the journal shows a line with such bytes as binary data. */
+static unsigned printable(const char *s, size_t len)
+{
+    uint32_t code = 0;
+    unsigned n = utf8_next(s, len, &code);
+    return code < 0x20 || (code >= 0x7f && code < 0xa0) ? 0 : n;
+}
+
 const char *log_quote(const void *text, size_t len, char *out, size_t out_size)
 {
-    const unsigned char *s = text;
+    const char *s = text, *end = s + len;
     size_t n = 0;
     out[n++] = '"';
-    for (size_t i = 0; i < len && n + 6 < out_size; i++) {
-        if (s[i] < 0x20 || s[i] == 0x7f)
-            n += (size_t)snprintf(out + n, out_size - n, "\\x%02x", s[i]);
-        else if (s[i] == '"' || s[i] == '\\')
-            n += (size_t)snprintf(out + n, out_size - n, "\\%c", s[i]);
-        else
-            out[n++] = (char)s[i];
+    while (s < end && n + 6 < out_size) {
+        unsigned bytes = printable(s, (size_t)(end - s));
+        if (bytes == 0) {
+            n += (size_t)snprintf(out + n, out_size - n, "\\x%02x", (uint8_t)*s++);
+            continue;
+        }
+        if (*s == '"' || *s == '\\')
+            out[n++] = '\\';
+        memcpy(out + n, s, bytes);
+        n += bytes;
+        s += bytes;
     }
     out[n++] = '"';
     out[n] = 0;

@@ -31,8 +31,8 @@ void log_line(enum log_level level, const char *format, ...) __attribute__((form
             log_line(LOG_LEVEL_DEBUG, __VA_ARGS__);                                                \
     } while (0)
 
-/* Makes foreign text safe for a log line: in quotes, control characters and quotes escaped, cut to
- * the size of out. Returns out. */
+/* Makes foreign text safe for a log line: in quotes, cut to the size of out. Quotes, control
+ * characters and bytes that are no UTF-8 are escaped. Returns out. */
 const char *log_quote(const void *text, size_t len, char *out, size_t out_size);
 /* Copies a refusal up to the first quoted text ('...'), for its log line. A refusal may quote the
  * request to its sender, but no text of a request is in a log. An apostrophe inside a word is no

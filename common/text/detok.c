@@ -3,7 +3,7 @@
 #include <string.h>
 #include "base/err.h"
 #include "text/detok.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 /* In the worst case all bytes are invalid: those of the token, and those of an unfinished character
  * before it. */

@@ -5,7 +5,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "text/spm.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 static int read_bool(const struct checkpoint *c, const char *key, bool *value)
 {

@@ -13,7 +13,7 @@
 #include "text/special.h"
 #include "text/spm.h"
 #include "text/tok.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 struct tok {
     struct vocab vocab;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/err.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 #include "text/vocab.h"
 
 /* ---- bytes of tokens ---- */

@@ -6,7 +6,7 @@
 #include "base/mem.h"
 #include "lib/models/small_vocab.h"
 #include "text/detok.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "lib/models/small_vocab.h"
 #include "text/tok.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

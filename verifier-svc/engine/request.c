@@ -10,7 +10,7 @@
 #include "base/minmax.h"
 #include "base/rng.h"
 #include "tandem/v1/verifier.pb-c.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 #include "verifier-svc/engine/continuation.h"
 #include "verifier-svc/engine/request.h"
 #include "verifier-svc/engine/seq.h"

@@ -5,6 +5,7 @@
 #include <string.h>
 #include "base/err.h"
 #include "base/log.h"
+#include "base/utf8.h"
 #include "lib/lib.h"
 #include "lib/rigs/logged.h"
 
@@ -98,6 +99,20 @@ static void foreign_text_is_quoted(void **state)
     assert_string_equal(log_quote("a\0b", 3, out, sizeof(out)), "\"a\\x00b\"");
 }
 
+static void foreign_bytes_are_quoted_as_utf8(void **state)
+{
+    (void)state;
+    char out[64], cut[13];
+    assert_string_equal(log_quote("\xc3\xa9 \xff\xc3", 5, out, sizeof(out)),
+                        "\"\xc3\xa9 \\xff\\xc3\"");
+    assert_string_equal(log_quote("\xc2\x9b", 2, out, sizeof(out)), "\"\\xc2\\x9b\"");
+    for (unsigned size = 8; size <= sizeof(cut); size++) { // no character is cut
+        log_quote("\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac", 9, cut, size);
+        assert_in_range(strlen(cut), 4, size - 1);
+        assert_int_equal(utf8_valid(cut, strlen(cut)), strlen(cut));
+    }
+}
+
 static void long_foreign_text_is_cut(void **state)
 {
     (void)state;
@@ -132,6 +147,7 @@ int main(void)
         cmocka_unit_test(foreign_text_cannot_start_a_line),
         cmocka_unit_test(levels_are_read_by_name),
         cmocka_unit_test(foreign_text_is_quoted),
+        cmocka_unit_test(foreign_bytes_are_quoted_as_utf8),
         cmocka_unit_test(long_foreign_text_is_cut),
         cmocka_unit_test(a_refusal_is_logged_up_to_its_first_quote),
     };

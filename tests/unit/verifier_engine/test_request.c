@@ -5,7 +5,7 @@
 #include "lib/lib.h"
 #include "base/err.h"
 #include "tandem/v1/verifier.pb-c.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 #include "verifier-svc/drafts/drafts.h"
 #include "verifier-svc/engine/request.h"
 

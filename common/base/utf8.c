@@ -1,6 +1,6 @@
 /* utf8.c - checks and decodes UTF-8. */
 #include <string.h>
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 /* Bytes of a character that begins with `first` (0: no character does), and the range of its second
  * byte. */

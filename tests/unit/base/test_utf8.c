@@ -2,7 +2,7 @@
 #include "lib/lib.h"
 #include <string.h>
 #include "base/mem.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 static void every_code_point_is_written_and_read(void **state)
 {
