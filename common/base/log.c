@@ -89,8 +89,8 @@ void log_line(enum log_level level, const char *format, ...)
     (void)written;                                   // a failure cannot be reported
 }
 
-/* Length of the character at s if a log line may hold it. 0: it is a control character, or no UTF-8:
- * the journal shows a line with such bytes as binary data. */
+/* Length of the character at s if a log line may hold it. 0: it is a control character, or not
+ * UTF-8. The journal shows a line with such bytes as binary data. */
 static unsigned printable(const char *s, size_t len)
 {
     uint32_t code = 0;

@@ -285,9 +285,11 @@ void connections_end(struct connections *s, int64_t timeout_us)
 /* How gladly a connection is given up: greater is sooner; 0: never. */
 static int rank(const struct connection *k)
 {
-    if (k->phase == CONNECTION_ANSWERING || k->ending || !k->c || k->reserve)
+    if (k->ending || !k->c || k->reserve)
         return 0;
-    return k->phase == CONNECTION_IDLE && k->used ? 3 : !k->r ? 2 : 1; // a body is on its way
+    if (k->phase == CONNECTION_ANSWERING) // gives_way() decides
+        return k->r ? 1 : 0;
+    return k->phase == CONNECTION_IDLE && k->used ? 4 : !k->r ? 3 : 2; // a body is on its way
 }
 
 static bool is_better_victim(const struct connection *a, const struct connection *b)
@@ -295,16 +297,24 @@ static bool is_better_victim(const struct connection *a, const struct connection
     unsigned n_a = a->count ? a->count->n : 1, n_b = b && b->count ? b->count->n : 1;
     if (!b || n_a != n_b)
         return !b || n_a > n_b;
-    return rank(a) != rank(b) ? rank(a) > rank(b) : a->since_us < b->since_us;
+    return rank(a) != rank(b) ? rank(a) > rank(b) : rank(a) > 1 && a->since_us < b->since_us;
 }
 
-/* With the lock. Ends a connection without a complete request: of this address, or (NULL) of the
- * address that holds most. The longest in its phase goes first. false: there is none. */
+static bool gives_way(const struct connection *k, int64_t now_us)
+{
+    return k->phase != CONNECTION_ANSWERING || http_watch_gives_way(k->r, now_us);
+}
+
+/* With the lock. Ends a connection whose request is not being worked on: of this address, or (NULL)
+ * of the address that holds most. The longest in its phase goes first; of those with a complete
+ * request any, since each takes a lock to ask. false: there is none. */
 static bool free_place(struct connections *s, const struct address_count *of)
 {
     struct connection *found = NULL;
+    int64_t now_us = clock_us();
     for (struct connection *k = s->all; k; k = k->next)
-        if ((!of || k->count == of) && rank(k) && is_better_victim(k, found))
+        if ((!of || k->count == of) && rank(k) && is_better_victim(k, found) &&
+            gives_way(k, now_us))
             found = k;
     if (!found)
         return false;

@@ -1,7 +1,8 @@
 /* connections.h - the open connections, the phase of each, and the thread that watches them.
  *
- * At most max_connections are open. When there are more, the address that holds most loses one that
- * has no complete request. When all have one, new connections come from a reserve. These get health
+ * At most max_connections are open. When there are more, the address that holds most loses one
+ * whose request nobody works on. Such a request is incomplete, it waits for its turn, or its answer
+ * waits for the reader. When there is none, new connections come from a reserve. These get health
  * and errors only, one request each, within seconds. An address above max_per_ip is treated in the
  * same way, among its own connections. Connections of trusted proxies count for the client that the
  * request names, while it is answered.

@@ -14,6 +14,7 @@
 
 #define BLOCK_BYTES 16384 // of an answer per read
 #define OUT_STEP 65536    // unread bytes of a stream are counted in whole steps
+#define UNREAD_US 100000  // a usual reader takes the next block sooner
 
 /* ---- for the application ---- */
 
@@ -213,7 +214,7 @@ void http_reply(struct http_request *r, int status, const char *type, struct buf
     pthread_mutex_lock(&r->mu);
     if (r->answer == NONE && !r->unreachable) {
         r->answer = REPLY;
-        r->slow_since_us = clock_us();
+        r->taken_us = clock_us();
         r->status = status;
         r->type = type;
         buf_done(&r->out);
@@ -298,6 +299,7 @@ void http_end(struct http_request *r)
     pthread_mutex_lock(&r->mu);
     bool pending = r->out.len > r->out_at; // stream_read() will release the attached object
     r->ended = pending;
+    r->taken_us = clock_us();
     pthread_mutex_unlock(&r->mu);
     if (pending)
         return;
@@ -325,15 +327,32 @@ void http_watch_hung_up(struct http_request *r)
         http_notify_close(r);
 }
 
+/* With the lock. How long a complete answer has waited for its reader. */
+static int64_t unread_us(const struct http_request *r, int64_t now_us)
+{
+    bool complete = r->answer == REPLY || (r->answer == STREAM && r->ended);
+    return complete ? now_us - r->taken_us : 0;
+}
+
 /* The comment keeps proxies from closing the connection, and reveals dead connections. */
 bool http_watch_tick(struct http_request *r, int64_t now_us)
 {
     pthread_mutex_lock(&r->mu);
     if (r->answer == STREAM && r->suspended && now_us - r->written_us >= r->s->o.ping_us)
         append_event(r, SSE_PING, sizeof(SSE_PING) - 1);
-    bool drop = r->overrun || (r->slow_since_us && now_us - r->slow_since_us > r->s->o.reader_us);
+    bool drop = r->overrun || unread_us(r, now_us) > r->s->o.reader_us ||
+                (r->slow_since_us && now_us - r->slow_since_us > r->s->o.reader_us);
     pthread_mutex_unlock(&r->mu);
     return drop;
+}
+
+bool http_watch_gives_way(struct http_request *r, int64_t now_us)
+{
+    pthread_mutex_lock(&r->mu);
+    bool waits = r->asked && !r->has_turn;
+    bool gives_way = waits || unread_us(r, now_us) > UNREAD_US;
+    pthread_mutex_unlock(&r->mu);
+    return gives_way;
 }
 
 void http_watch_abandon(struct http_request *r)
@@ -388,6 +407,7 @@ static ssize_t stream_read(void *cls, uint64_t at, char *to, size_t max)
     (void)at;
     pthread_mutex_lock(&r->mu);
     pending = r->out.len > r->out_at;
+    r->taken_us = clock_us();
     if (r->unreachable || (r->hung_up && !pending && !r->ended)) {
         n = MHD_CONTENT_READER_END_WITH_ERROR;
     } else if (pending) {
@@ -413,7 +433,7 @@ static ssize_t reply_read(void *cls, uint64_t at, char *to, size_t max)
     pthread_mutex_lock(&r->mu);
     size_t left = r->out.len - at, n = left < max ? left : max;
     memcpy(to, r->out.data + at, n);
-    r->slow_since_us = clock_us();
+    r->taken_us = clock_us();
     pthread_mutex_unlock(&r->mu);
     if (n == left)
         release_attached(r);

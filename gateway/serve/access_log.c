@@ -212,7 +212,7 @@ void access_log_end(const struct access_log *c, struct http_request *r, struct o
                     const struct openai_reply *reply, int status)
 {
     const struct openai_speculation *s = &reply->speculation;
-    char name[160];
+    char name[160], client[ADDRESS_TEXT_MAX];
     double total_s = seconds_since(http_begun_us(r), clock_us());
     if (status == 499)
         metrics_add(metrics.cancelled, 1);
@@ -220,6 +220,8 @@ void access_log_end(const struct access_log *c, struct http_request *r, struct o
         metrics_add(metrics.failed, 1);
     else
         observe_seconds(metrics.total_s, total_s, c);
+    if (status >= 400 && !reply->completion_tokens && !has_line(r, client))
+        return;
     log_info("request done id=%s%s endpoint=%s model=%s status=%d prompt=%u cached=%u out=%u "
              "choices=%u rounds=%u drafted=%u accepted=%u proposer=%s rule=%s resumed=%u "
              "first_ms=%.1f ms=%.1f",

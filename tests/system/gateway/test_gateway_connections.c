@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/mem.h"
@@ -236,6 +237,50 @@ static void an_address_with_silent_connections_loses_the_oldest(void **state)
     child_stop(&gateway);
 }
 
+/* Sends requests and reads no answer, so that the buffers of the socket are full. */
+static struct http_client unread_from(unsigned host)
+{
+    enum { REQUESTS = 300 };
+    struct http_client c = http_client_open_from(host, port);
+    for (unsigned i = 0; i < REQUESTS; i++)
+        http_client_print(&c, "GET /ui/style.css HTTP/1.1\r\nHost: x\r\n\r\n");
+    return c;
+}
+
+/* Waits until no more bytes arrive. */
+static void await_full(const struct http_client *c, unsigned n)
+{
+    long before = -1;
+    for (unsigned still = 0; still < 5; poll(NULL, 0, 100)) {
+        long now = 0;
+        for (unsigned i = 0; i < n; i++) {
+            int bytes = 0;
+            ioctl(c[i].fd, FIONREAD, &bytes);
+            now += bytes;
+        }
+        still = now == before ? still + 1 : 0;
+        before = now;
+    }
+}
+
+static void unread_answers_give_their_places_to_other_addresses(void **state)
+{
+    (void)state;
+    const char *more[] = {"--max-connections", "8", NULL}; // PLACES
+    struct http_client c[PLACES], streams[PLACES / 2];
+    start(more);
+    for (unsigned i = 0; i < PLACES; i++)
+        c[i] = unread_from(1 + i % 2);
+    await_full(c, PLACES);
+    for (unsigned i = 0; i < PLACES / 2; i++)
+        streams[i] = stream_from(3);
+    answers(4, "GET /v1/models", "", 200, "fake");
+    for (unsigned i = 0; i < PLACES; i++)
+        http_client_close(&c[i]);
+    close_all(streams, PLACES / 2);
+    child_stop(&gateway);
+}
+
 static void one_address_holds_half_of_the_places(void **state)
 {
     (void)state;
@@ -284,6 +329,7 @@ int main(void)
         cmocka_unit_test(health_answers_when_all_places_are_taken_by_streams),
         cmocka_unit_test(refused_connections_are_counted_and_logged),
         cmocka_unit_test(an_address_with_silent_connections_loses_the_oldest),
+        cmocka_unit_test(unread_answers_give_their_places_to_other_addresses),
         cmocka_unit_test(one_address_holds_half_of_the_places),
         cmocka_unit_test(a_trusted_proxy_names_the_client),
     };

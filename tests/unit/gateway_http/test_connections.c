@@ -34,6 +34,7 @@ int64_t __real_clock_us(void);
 int64_t __wrap_clock_us(void);
 void __wrap_http_watch_hung_up(struct http_request *r);
 bool __wrap_http_watch_tick(struct http_request *r, int64_t now_us);
+bool __wrap_http_watch_gives_way(struct http_request *r, int64_t now_us);
 void __wrap_http_watch_abandon(struct http_request *r);
 void __wrap_http_watch_wake(struct MHD_Connection *c);
 struct http_request *__wrap_http_ref(struct http_request *r);
@@ -81,6 +82,14 @@ void __wrap_http_unref(struct http_request *r)
 }
 
 static struct http_request *const request = (struct http_request *)&n_ticks; // never looked into
+static struct http_request *const unread = (struct http_request *)&drops;    // it gives way
+
+bool __wrap_http_watch_gives_way(struct http_request *r, int64_t now_us)
+{
+    (void)now_us;
+    assert_non_null(r);
+    return r == unread;
+}
 
 /* ---- connections that are accepted and not opened ---- */
 
@@ -485,13 +494,14 @@ static void proxies_and_plain_connections_wait_for_no_handshake(void **state)
 static void the_least_busy_connection_of_an_address_goes(void **state)
 {
     (void)state;
-    enum kind { NEW, USED, LINE, BODY, BUSY };
+    enum kind { NEW, USED, LINE, BODY, BUSY, UNREAD };
     static const struct {
         enum kind first, second;
         int victim; // -1: none
-    } v[] = {{NEW, NEW, 0},   {NEW, USED, 1},  {USED, NEW, 0},  {LINE, BODY, 0},
-             {BODY, LINE, 1}, {BODY, NEW, 1},  {BODY, BODY, 0}, {BUSY, BODY, 1},
-             {BUSY, NEW, 1},  {USED, LINE, 0}, {USED, USED, 0}, {BUSY, BUSY, -1}};
+    } v[] = {{NEW, NEW, 0},     {NEW, USED, 1},    {USED, NEW, 0},    {LINE, BODY, 0},
+             {BODY, LINE, 1},   {BODY, NEW, 1},    {BODY, BODY, 0},   {BUSY, BODY, 1},
+             {BUSY, NEW, 1},    {USED, LINE, 0},   {USED, USED, 0},   {BUSY, BUSY, -1},
+             {UNREAD, BODY, 1}, {BODY, UNREAD, 0}, {BUSY, UNREAD, 1}, {UNREAD, BUSY, 0}};
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
         struct both b[3];
         serve(&usual);
@@ -503,8 +513,8 @@ static void the_least_busy_connection_of_an_address_goes(void **state)
                 set_phase(&b[j], CONNECTION_IDLE, NULL);
             else if (kind == LINE || kind == BODY)
                 set_phase(&b[j], CONNECTION_RECEIVING, kind == BODY ? request : NULL);
-            else if (kind == BUSY)
-                set_phase(&b[j], CONNECTION_ANSWERING, request);
+            else if (kind == BUSY || kind == UNREAD)
+                set_phase(&b[j], CONNECTION_ANSWERING, kind == BUSY ? request : unread);
         }
         b[2] = open_from(1);
         for (int j = 0; j < 2; j++)
@@ -576,6 +586,29 @@ static void the_address_with_most_connections_loses_one(void **state)
     assert_int_equal(n_ended, 1);
     for (unsigned i = 0; i < ARRAY_LEN(hosts); i++)
         close_both(&b[i]);
+    finish();
+}
+
+/* Its requests are complete, but nobody works on them. */
+static void an_address_with_unread_answers_loses_one(void **state)
+{
+    (void)state;
+    struct both b[PLACES], more;
+    static const unsigned hosts[PLACES] = {1, 2, 2, 3};
+    serve(&usual);
+    for (unsigned i = 0; i < PLACES; i++) {
+        b[i] = open_from(hosts[i]);
+        set_phase(&b[i], CONNECTION_ANSWERING, unread);
+    }
+    more = open_from(4);
+    assert_int_equal(connections_reserve(more.k), HTTP_REGULAR);
+    assert_int_equal(is_ended(&b[1], false) + is_ended(&b[2], false), 1);
+    assert_false(is_ended(&b[0], false) || is_ended(&b[3], false));
+    for (unsigned i = 0; i < PLACES; i++) {
+        set_phase(&b[i], CONNECTION_IDLE, NULL);
+        close_both(&b[i]);
+    }
+    close_both(&more);
     finish();
 }
 
@@ -976,6 +1009,7 @@ int main(void)
         cmocka_unit_test(a_connection_that_goes_is_ended_until_it_is_closed),
         cmocka_unit_test(a_connection_that_is_not_known_is_ignored),
         cmocka_unit_test(the_address_with_most_connections_loses_one),
+        cmocka_unit_test(an_address_with_unread_answers_loses_one),
         cmocka_unit_test(the_reserve_is_shared),
         cmocka_unit_test(a_connection_without_memory_is_refused),
         cmocka_unit_test(connections_of_a_proxy_count_for_its_clients),

@@ -266,6 +266,22 @@ static void a_reader_that_stalls_is_dropped(void **state)
     assert_true(http_watch_tick(r, now_us + 60000001));
 }
 
+/* Only when another connection needs the place, and much sooner than it is dropped. */
+static void an_unread_answer_gives_way(void **state)
+{
+    (void)state;
+    char got[4];
+    assert_false(http_watch_gives_way(r, now_us + 100001)); // somebody works on it
+    reply(200, "0123456789");
+    assert_int_equal(http_answer_or_sleep(r), MHD_YES);
+    assert_false(http_watch_gives_way(r, now_us + 100000));
+    assert_true(http_watch_gives_way(r, now_us + 100001));
+    now_us += 100001;
+    mhd.read(mhd.cls, 0, got, 4); // it reads on
+    assert_false(http_watch_gives_way(r, now_us + 100000));
+    assert_true(http_watch_gives_way(r, now_us + 100001));
+}
+
 static void refusals_for_load_say_when_to_try_again(void **state)
 {
     (void)state;
@@ -416,8 +432,10 @@ static void a_request_sleeps_until_its_turn(void **state)
     (void)state;
     assert_int_equal(ask(false), HTTP_TURN_LATER);
     assert_true(mhd.suspended);
+    assert_true(http_watch_gives_way(r, now_us));
     http_on_turn(&r->turn);
     assert_false(mhd.suspended);
+    assert_false(http_watch_gives_way(r, now_us));
     assert_int_equal(http_take_turn(r), HTTP_TURN_NOW);
     assert_int_equal(n_asked, 1);
 }
@@ -574,6 +592,27 @@ static void a_slow_reader_pauses_the_writer(void **state)
     assert_int_equal(http_write(r, data, 1), 0);
     assert_int_equal(reads(got, UNREAD), UNREAD / 4 + 1);
     assert_int_equal(n_drained, 1);
+}
+
+/* From its end on, also when so little is unread that its reader was never slow. */
+static void an_unread_end_of_a_stream_gives_way(void **state)
+{
+    (void)state;
+    char got[2];
+    begin_stream();
+    assert_int_equal(http_write(r, "abc", 3), 0);
+    assert_false(http_watch_gives_way(r, now_us + 100001)); // it is not complete
+    assert_false(http_watch_tick(r, now_us + 60000001));
+    now_us += 7;
+    http_end(r);
+    assert_false(http_watch_gives_way(r, now_us + 100000));
+    assert_true(http_watch_gives_way(r, now_us + 100001));
+    now_us += 100001;
+    assert_int_equal(reads(got, 2), 2);
+    assert_false(http_watch_gives_way(r, now_us + 100000));
+    assert_true(http_watch_gives_way(r, now_us + 100001));
+    assert_false(http_watch_tick(r, now_us + 60000000));
+    assert_true(http_watch_tick(r, now_us + 60000001));
 }
 
 /* An event may be larger than the limit; what follows counts. */
@@ -779,6 +818,7 @@ int main(void)
         CASE(what_arrived_is_known),
         CASE(a_reply_is_sent_whole),
         CASE(a_reader_that_stalls_is_dropped),
+        CASE(an_unread_answer_gives_way),
         CASE(refusals_for_load_say_when_to_try_again),
         CASE(an_answer_may_close_its_connection),
         CASE(sixteen_fields_may_be_added),
@@ -799,6 +839,7 @@ int main(void)
         CASE(events_are_sent_as_they_come),
         CASE(the_guest_leaves_with_the_last_bytes),
         CASE(a_slow_reader_pauses_the_writer),
+        CASE(an_unread_end_of_a_stream_gives_way),
         CASE(a_writer_that_does_not_pause_is_cut_off),
         CASE(a_silent_stream_gets_a_comment),
         CASE(a_hung_up_stream_ends),

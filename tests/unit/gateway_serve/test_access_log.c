@@ -132,6 +132,28 @@ static void refusals_of_a_client_have_few_lines(void **state)
         before[i] = value_of(series[i]);
 }
 
+/* An error without a token costs a client as little as a refusal. */
+static void answers_without_a_token_share_these_lines(void **state)
+{
+    (void)state;
+    struct http_request of = {.s = &server, .id = "id-1"};
+    struct access_log c = {.kind = OPENAI_CHAT};
+    struct openai_reply none = {0}, some = {.completion_tokens = 1};
+    assert_true(address_parse("192.0.2.3", 9, &of.client));
+    logged_begin();
+    for (unsigned k = 0; k < REFUSAL_LINES_MAX; k++)
+        access_log_end(&c, &of, (struct openai_text){"m", 1}, &none, k % 2 ? 404 : 499);
+    access_log_end(&c, &of, (struct openai_text){"m", 1}, &none, 400);
+    access_log_denied(&of, 429, "too many");
+    access_log_end(&c, &of, (struct openai_text){"m", 1}, &some, 499);
+    access_log_end(&c, &of, (struct openai_text){"m", 1}, &none, 200);
+    const char *text = logged_end();
+    assert_int_equal(logged_count(text, "request done id=id-1"), REFUSAL_LINES_MAX + 2);
+    assert_int_equal(logged_count(text, "request refused"), 0);
+    for (int i = 0; i < N; i++)
+        before[i] = value_of(series[i]);
+}
+
 static void each_event_is_counted_once(void **state)
 {
     (void)state;
@@ -273,6 +295,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_event_is_counted_once),
         cmocka_unit_test(refusals_of_a_client_have_few_lines),
+        cmocka_unit_test(answers_without_a_token_share_these_lines),
         cmocka_unit_test(tokens_are_timed),
         cmocka_unit_test(lines_name_the_client_the_trace_and_the_key),
     };
