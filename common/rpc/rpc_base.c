@@ -11,6 +11,7 @@
 #include "base/svc.h"
 #include "base/thread.h"
 #include "rpc/rpc_base.h"
+#include "rpc/rpc_wire.h"
 
 #if defined(__SANITIZE_THREAD__)
 /* libgrpc is not instrumented, so synchronisation between its threads looks like races. Its threads
@@ -97,6 +98,7 @@ static void log_core(gpr_log_func_args *a)
 void rpc_init(void)
 {
     gpr_set_log_function(log_core); // errors of calls are reported in their status
+    rpc_wire_init();
     grpc_init();
 }
 

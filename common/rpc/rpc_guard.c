@@ -58,7 +58,7 @@ static void register_metrics(struct rpc_guard *g)
         snprintf(label, sizeof(label), "reason=\"%s\"", reasons[i]);
         g->ended[i] =
             metrics_counter("tandem_rpc_ended_connections_total",
-                            "TCP connections ended because they abused the service.", label);
+                            "gRPC connections ended because their peer abused the service.", label);
     }
 }
 

@@ -1,6 +1,8 @@
 """Who may call what: certificates, sockets and TCP against each method; and where services refuse to listen."""
 import os
 import re
+import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -75,6 +77,25 @@ class Roles(Folder):
         for role, allowed in AT_PROPOSER.items():
             self.check(f"127.0.0.1:{self.proposer_port}", role, [*DRAFTS, STATS, HEALTH], allowed)
         self.verifier.wait(f"call refused method={SETS} role=proposer from=ipv4:127.0.0.1:")
+
+    def test_an_endless_header_ends_a_tls_connection(self):
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+        field = b"\0\x01a\x7f\x80\x80\x80\x04"  # its value has 8 MiB
+        header = bytes([0, 0, len(field), 1, 0, 0, 0, 0, 1]) + field
+        part = bytes([0, 0, 1, 9, 0, 0, 0, 0, 1]) + b"a"
+        context = ssl.create_default_context(cafile=self.ours.ca)
+        context.check_hostname = False
+        context.load_cert_chain(*self.certs["client"])
+        context.set_alpn_protocols(["h2"])
+        with socket.create_connection(("127.0.0.1", int(self.port)), LIMIT_S) as plain, context.wrap_socket(plain) as c:
+            c.sendall(preface + header + 9 * part)
+            try:
+                while c.recv(65536):
+                    pass
+            except (ConnectionError, ssl.SSLError):
+                pass  # the server does not end the TLS session first
+        self.verifier.wait("connection ended, its peer sends an endless header .*from=TLS reason=frames")
+        self.check(f"127.0.0.1:{self.port}", "client", [*GENERATES, HEALTH], GENERATES)
 
     def test_only_a_uri_san_states_a_role(self):
         """Some authorities sign any DNS name or CN that the owner of the key wants."""

@@ -1,0 +1,167 @@
+/* rpc_wire.c - follows the frames of each connection of gRPC core. */
+#include "rpc/rpc_wire.h"
+#include <dlfcn.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/log_pace.h"
+#include "base/metrics.h"
+#include "rpc/rpc_base.h"
+#include "rpc/rpc_frames.h"
+#include "rpc/rpc_peers.h"
+
+#define MAX_FDS (1 << 20) // more than a process usually may open
+
+/* What is known of a descriptor's socket. It stays when the descriptor is closed. */
+struct wire {
+    pthread_mutex_t mu;
+    ino_t socket; // the last one with this descriptor
+    struct rpc_frames frames;
+};
+
+static struct {
+    pthread_once_t once;
+    ssize_t (*recvmsg)(int fd, struct msghdr *m, int flags);
+    int (*ssl_read)(SSL *ssl, void *to, int n);
+    int frames_of_ssl; // the index of a connection's rpc_frames
+    struct metric *ended;
+    struct log_pace pace;
+} next = {.once = PTHREAD_ONCE_INIT};
+static _Atomic(struct wire *) wires[MAX_FDS];
+
+static void free_frames(void *ssl, void *frames, CRYPTO_EX_DATA *all, int index, long n, void *p)
+{
+    (void)ssl, (void)all, (void)index, (void)n, (void)p;
+    free(frames);
+}
+
+static void init(void)
+{
+    *(void **)&next.recvmsg = dlsym(RTLD_NEXT, "recvmsg");
+    *(void **)&next.ssl_read = dlsym(RTLD_NEXT, "SSL_read");
+    next.frames_of_ssl = SSL_get_ex_new_index(0, NULL, NULL, NULL, free_frames);
+    next.ended = metrics_counter("tandem_rpc_ended_connections_total",
+                                 "gRPC connections ended because their peer abused the service.",
+                                 "reason=\"frames\"");
+}
+
+void rpc_wire_init(void)
+{
+    pthread_once(&next.once, init);
+}
+
+static void report(const char *from)
+{
+    metrics_add(next.ended, 1);
+    unsigned n = log_pace_due(&next.pace, clock_us());
+    if (n)
+        log_warn("connection ended, its peer sends an endless header or too many control frames "
+                 "from=%s reason=frames ended=%u",
+                 from, n);
+}
+
+/* ---- without TLS ---- */
+
+/* NULL: fd is no socket, or too high. */
+static struct wire *wire_of(int fd, ino_t *ret_socket)
+{
+    struct stat st;
+    if (fd < 0 || fd >= MAX_FDS || fstat(fd, &st) < 0 || !S_ISSOCK(st.st_mode))
+        return NULL;
+    *ret_socket = st.st_ino;
+    struct wire *w = atomic_load(&wires[fd]);
+    if (w)
+        return w;
+    struct wire *made = rpc_alloc(1, sizeof(*made));
+    pthread_mutex_init(&made->mu, NULL);
+    if (atomic_compare_exchange_strong(&wires[fd], &w, made))
+        return made;
+    free(made); // another thread was faster; w is its
+    return w;
+}
+
+static bool message_passes(struct rpc_frames *f, const struct msghdr *m, size_t n)
+{
+    int64_t now_us = clock_us();
+    bool ok = true;
+    for (size_t i = 0; i < m->msg_iovlen && n && ok; i++) {
+        size_t part = m->msg_iov[i].iov_len < n ? m->msg_iov[i].iov_len : n;
+        ok = rpc_frames_pass(f, m->msg_iov[i].iov_base, part, now_us);
+        n -= part;
+    }
+    return ok;
+}
+
+/* Whether the n bytes that were read from fd may pass. */
+static bool received(int fd, const struct msghdr *m, size_t n)
+{
+    ino_t socket;
+    struct wire *w = wire_of(fd, &socket);
+    if (!w)
+        return true;
+    pthread_mutex_lock(&w->mu);
+    if (w->socket != socket)
+        w->frames = (struct rpc_frames){0};
+    w->socket = socket;
+    bool ok = message_passes(&w->frames, m, n);
+    pthread_mutex_unlock(&w->mu);
+    return ok;
+}
+
+static void end(int fd)
+{
+    char from[RPC_PEER_ADDRESS_MAX] = "unix";
+    struct sockaddr_storage a = {0};
+    struct rpc_peer_address peer;
+    if (getpeername(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}) == 0 &&
+        rpc_peer_address_of(&a, &peer))
+        rpc_peer_address_text(&peer, from);
+    report(from); // before the peer notices
+    shutdown(fd, SHUT_RDWR);
+}
+
+/* Replaces that of the C library, also for shared libraries. */
+__attribute__((visibility("default"))) ssize_t recvmsg(int fd, struct msghdr *m, int flags)
+{
+    rpc_wire_init();
+    ssize_t n = next.recvmsg(fd, m, flags);
+    if (n <= 0 || flags || received(fd, m, (size_t)n))
+        return n;
+    end(fd);
+    return 0;
+}
+
+/* ---- with TLS ---- */
+
+/* NULL: there is no memory. */
+static struct rpc_frames *frames_of(SSL *ssl)
+{
+    struct rpc_frames *f = SSL_get_ex_data(ssl, next.frames_of_ssl);
+    if (f)
+        return f;
+    f = rpc_alloc(1, sizeof(*f));
+    if (SSL_set_ex_data(ssl, next.frames_of_ssl, f))
+        return f;
+    free(f);
+    return NULL;
+}
+
+/* Replaces that of OpenSSL. gRPC core closes a connection after an error, and reads its code from
+ * OpenSSL's queue. */
+__attribute__((visibility("default"))) int SSL_read(SSL *ssl, void *to, int n)
+{
+    rpc_wire_init();
+    int got = next.ssl_read(ssl, to, n);
+    struct rpc_frames *f = got > 0 ? frames_of(ssl) : NULL;
+    if (got <= 0 || (f && rpc_frames_pass(f, to, (size_t)got, clock_us())))
+        return got;
+    report("TLS");
+    ERR_raise(ERR_LIB_USER, 1);
+    return -1;
+}

@@ -1,0 +1,12 @@
+/* rpc_wire.h - the bytes that gRPC core reads, before it sees them.
+ *
+ * The linker gives gRPC core's calls of recvmsg() and SSL_read() to this file. It ends connections
+ * whose frames exceed the limits of rpc_frames.h: recvmsg() shuts the socket down and returns 0,
+ * SSL_read() returns an error. This covers what clients send to a server, what servers send to a
+ * client, and unix sockets. Calls for other sockets and for other bytes than HTTP/2 pass.
+ *
+ * Private to common/rpc. Threads: any. */
+#pragma once
+
+/* Registers the metrics. Further calls do nothing. */
+void rpc_wire_init(void);

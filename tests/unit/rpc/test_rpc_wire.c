@@ -1,0 +1,188 @@
+/* test_rpc_wire.c - connections whose peer sends endless headers end, on both sides. */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include "base/mem.h"
+#include "base/metrics.h"
+#include "lib/clients/http2_client.h"
+#include "lib/rigs/rpc_rig.h"
+#include "rpc/rpc_frames.h"
+
+static int ended(void)
+{
+    return (int)metrics_value(
+        metrics_counter("tandem_rpc_ended_connections_total", "", "reason=\"frames\""));
+}
+
+/* ---- what clients send ---- */
+
+static void an_endless_header_ends_its_connection(void **state)
+{
+    struct rpc_rig *r = *state;
+    int before = ended();
+    for (int i = 0; i < 3; i++) {
+        struct http2_client c = http2_client_open(r->path), good = http2_client_open(r->path);
+        http2_client_endless_headers(&c, 16 << 20);
+        http2_client_await_end(&c);
+        http2_client_close(&c);
+        assert_int_equal(ended(), before + i + 1);
+        http2_client_call(&good, "/test/Echo");
+        assert_true(http2_client_await(&good, 1));
+        http2_client_close(&good);
+        assert_int_equal(rpc_rig_echo(r->client, NULL, 7).code, RPC_OK);
+    }
+}
+
+/* The next connection with its descriptor is another one. */
+static void a_closed_connection_is_forgotten(void **state)
+{
+    struct rpc_rig *r = *state;
+    int before = ended();
+    for (int i = 0; i < 4; i++) {
+        struct http2_client c = http2_client_open(r->path);
+        http2_client_endless_headers(&c, 1); // unfinished
+        http2_client_close(&c);
+        struct http2_client next = http2_client_open(r->path);
+        http2_client_call(&next, "/test/Echo");
+        assert_true(http2_client_await(&next, 1));
+        http2_client_close(&next);
+    }
+    assert_int_equal(ended(), before);
+}
+
+/* ---- what servers send ---- */
+
+struct hostile {
+    char path[96], target[112];
+    int listener, fd; // fd: its connection
+};
+
+static void hostile_init(struct hostile *h, const struct rpc_rig *r)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    snprintf(h->path, sizeof(h->path), "%s/hostile", r->folder);
+    snprintf(h->target, sizeof(h->target), "unix:%s", h->path);
+    snprintf(a.sun_path, sizeof(a.sun_path), "%s", h->path);
+    h->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(h->listener, (struct sockaddr *)&a, sizeof(a)), 0);
+    assert_int_equal(listen(h->listener, 8), 0);
+}
+
+static void hostile_done(struct hostile *h)
+{
+    close(h->fd);
+    close(h->listener);
+    unlink(h->path);
+}
+
+static void send_frames(struct hostile *h, const char *frame, size_t len, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        (void)!send(h->fd, frame, len, MSG_NOSIGNAL);
+}
+
+static void read_all(const struct hostile *h, void *to, size_t n)
+{
+    if (n)
+        assert_int_equal(recv(h->fd, to, n, MSG_WAITALL), n);
+}
+
+/* The client's call has begun. */
+static void await_call(const struct hostile *h)
+{
+    uint8_t data[16384], head[9] = {0};
+    read_all(h, data, strlen("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"));
+    while (head[3] != 1) { // HEADERS
+        read_all(h, head, sizeof(head));
+        assert_int_equal(head[0], 0);
+        read_all(h, data, (size_t)head[1] << 8 | head[2]);
+    }
+}
+
+/* Its client has read all, or has closed the connection. */
+static void await_end(const struct hostile *h)
+{
+    char data[4096];
+    ssize_t n;
+    struct timeval limit = {.tv_sec = RPC_RIG_WAIT_US / 1000000};
+    assert_int_equal(setsockopt(h->fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)), 0);
+    while ((n = recv(h->fd, data, sizeof(data), 0)) > 0)
+        ;
+    assert_true(n == 0 || errno == ECONNRESET);
+}
+
+#define SETTINGS "\0\0\0\x04\0\0\0\0\0"
+/* Of the first call: a field of the name "a", and a value of 8 MiB that is never complete. */
+#define HEADERS                                                                                    \
+    "\0\0\x08\x01\0\0\0\0\x01"                                                                     \
+    "\0\x01"                                                                                       \
+    "a\x7f\x80\x80\x80\x04"
+#define PART                                                                                       \
+    "\0\0\x01\x09\0\0\0\0\x01"                                                                     \
+    "a"
+
+/* While the client of another server is served. */
+static void a_server_with_an_endless_header_loses_its_client(void **state)
+{
+    struct rpc_rig *r = *state;
+    struct hostile h;
+    struct rpc_client *c;
+    struct rpc_tally t;
+    int before = ended();
+    hostile_init(&h, r);
+    assert_int_equal(rpc_client_new(h.target, NULL, &c), 0);
+    struct rpc_rig to = {.client = c};
+    struct rpc_stream *s = rpc_rig_open(&to, "/test/Chat", &t);
+    h.fd = accept(h.listener, NULL, NULL);
+    assert_true(h.fd >= 0);
+    send_frames(&h, SETTINGS, 9, 1);
+    await_call(&h);
+    send_frames(&h, HEADERS, 17, 1);
+    send_frames(&h, PART, 10, RPC_FRAMES_PARTS_MAX);
+    assert_int_equal(rpc_rig_echo(r->client, NULL, 7).code, RPC_OK);
+    assert_int_equal(ended(), before);
+    send_frames(&h, PART, 10, 1);
+    await_end(&h);
+    rpc_rig_finish(s, &t, RPC_UNAVAILABLE);
+    assert_int_equal(ended(), before + 1);
+    assert_int_equal(rpc_rig_echo(r->client, NULL, 7).code, RPC_OK);
+    rpc_client_free(c);
+    hostile_done(&h);
+}
+
+/* ---- other sockets ---- */
+
+static void other_bytes_pass(void **state)
+{
+    (void)state;
+    char text[] = "PRI * HTTP/2.0, but not quite; and then some more than forty bytes", got[80];
+    int fds[2];
+    struct iovec part = {got, sizeof(got)};
+    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(send(fds[0], text, sizeof(text), 0), sizeof(text));
+        assert_int_equal(recvmsg(fds[1], &m, 0), sizeof(text));
+        assert_memory_equal(got, text, sizeof(text));
+    }
+    close(fds[0]);
+    assert_int_equal(recvmsg(fds[1], &m, 0), 0);
+    close(fds[1]);
+    assert_int_equal(recvmsg(fds[1], &m, 0), -1);
+    assert_int_equal(errno, EBADF);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        RPC_RIG_TEST(an_endless_header_ends_its_connection),
+        RPC_RIG_TEST(a_closed_connection_is_forgotten),
+        RPC_RIG_TEST(a_server_with_an_endless_header_loses_its_client),
+        cmocka_unit_test(other_bytes_pass),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
