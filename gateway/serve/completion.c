@@ -450,6 +450,17 @@ static bool has_same_bits(const struct completion *x)
            !(blas->len == 4 && memcmp(blas->data, "blas", 4) == 0);
 }
 
+/* The most tokens of a choice. A verifier may leave the context's length out. */
+static uint32_t max_tokens(const struct completion *x)
+{
+    const struct openai_request *q = &x->q;
+    uint32_t context = x->model->info->context_length ? x->model->info->context_length : UINT32_MAX;
+    uint32_t n = q->max_tokens.set              ? (uint32_t)q->max_tokens.value
+                 : q->kind == OPENAI_COMPLETION ? GENERATE_WIRE_COMPLETION_TOKENS
+                                                : context;
+    return n < context ? n : context;
+}
+
 int completion_prepare(struct completion *x, const struct output_parser_rules *rules)
 {
     static const struct upstream_call_events events = {on_event, on_retry,    on_resume,
@@ -470,6 +481,7 @@ int completion_prepare(struct completion *x, const struct output_parser_rules *r
                                    .model = x->model,
                                    .patience = &x->g->patience,
                                    .exact = has_same_bits(x),
+                                   .max_tokens = max_tokens(x),
                                    .request = generate_wire_pack_prompt(q, &q->prompts[i], shared)};
         calls[i].prompt = i ? completion_prompt_affinity(x, &q->prompts[i]) : TAKE(x->prompt);
         rc = upstream_call_init(&calls[i], openai_request_n(q)) < 0 ? -ENOMEM : rc;
@@ -485,17 +497,6 @@ int completion_prepare(struct completion *x, const struct output_parser_rules *r
     x->n_running = 1; // the caller of completion_send()
     pthread_mutex_unlock(&x->mu);
     return rc;
-}
-
-/* The most tokens of a choice. */
-static uint64_t max_tokens(const struct completion *x)
-{
-    const struct openai_request *q = &x->q;
-    uint64_t context = x->model->info->context_length;
-    uint64_t n = q->max_tokens.set              ? (uint64_t)q->max_tokens.value
-                 : q->kind == OPENAI_COMPLETION ? GENERATE_WIRE_COMPLETION_TOKENS
-                                                : context;
-    return n < context ? n : context;
 }
 
 /* Nothing if answers are not continued. */

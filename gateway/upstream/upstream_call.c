@@ -264,12 +264,18 @@ static void mark_begun(struct upstream_call *a, const Tandem__V1__Started *s)
         leave(TAKE(a->next));
 }
 
+static bool is_possible_prompt(const struct upstream_call *a, const Tandem__V1__Started *s)
+{
+    return s->prompt_tokens <= rpc_msg_len(a->request) + UPSTREAM_CALL_ADDED_MAX &&
+           s->cached_tokens <= s->prompt_tokens;
+}
+
 static bool take_started(struct upstream_leg *leg, const Tandem__V1__GenerateEvent *e)
 {
     struct upstream_call *a = leg->a;
     struct committed_choice *c = &a->committed.choices[e->choice];
     leg->begun = true;
-    if (++leg->n_started > a->committed.n)
+    if (++leg->n_started > a->committed.n || !is_possible_prompt(a, e->started))
         return false;
     if (!a->begun)
         mark_begun(a, e->started);
@@ -297,15 +303,23 @@ static bool has_known_tokens(const struct upstream_call *a, const Tandem__V1__To
     return known;
 }
 
+/* Whether the choice has at most as many tokens afterwards as the request permits. */
+static bool has_place(const struct upstream_call *a, const struct committed_choice *c, size_t n)
+{
+    return c->n - c->skip + n <= a->max_tokens;
+}
+
 static bool take_run(struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
 {
+    struct committed_choice *c = &a->committed.choices[e->choice];
     Tandem__V1__TokenRun run = *e->run;
     Tandem__V1__GenerateEvent fresh = *e;
     fresh.run = &run;
-    if (a->committed.choices[e->choice].finished)
+    if (c->finished)
         return true;
     bool could_continue = can_continue(a);
-    if (!has_known_tokens(a, &run) || committed_take(&a->committed, e->choice, &run, hold, a) < 0)
+    if (!has_known_tokens(a, &run) || !has_place(a, c, run.n_tokens) ||
+        committed_take(&a->committed, e->choice, &run, hold, a) < 0)
         return false;
     if (could_continue && a->committed.is_partial)
         a->events->on_lost_ids(a);

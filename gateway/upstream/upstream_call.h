@@ -6,8 +6,9 @@
  *     begun       its verifier is lost, drains or is silent; the other verifier gets the committed
  *                 tokens and continues the answer with the same bits
  *
- * A verifier is lost if it ends the call with UNAVAILABLE or sends an event that is not valid. The
- * same holds if it has begun and ends the call before the answer is complete. This call then asks
+ * A verifier is lost if it ends the call with UNAVAILABLE or sends an event that is not valid. That
+ * includes more tokens than the request permits, for which its user would have to pay. The same
+ * holds if it has begun and ends the call before the answer is complete. This call then asks
  * it only if no other one can be asked. A call that has not begun and ends with another error goes
  * to another verifier, too, unless the error is the request's. It does not wait for one.
  *
@@ -61,6 +62,8 @@ struct upstream_leg {
  * round, at most 21, each with at most 20 alternatives. */
 #define UPSTREAM_CALL_EVENT_MAX (1u << 20) // bytes
 #define UPSTREAM_CALL_RUN_MAX 4096         // tokens
+/* A prompt has at most one token for each byte of its request, and a few that the model adds. */
+#define UPSTREAM_CALL_ADDED_MAX 64
 
 struct upstream_call {
     const struct upstream_call_events *events;
@@ -70,6 +73,7 @@ struct upstream_call {
     const struct upstream_model *model;
     const struct upstream_patience *patience;
     bool exact;                // the answer has the same bits wherever it is continued
+    uint32_t max_tokens;       // of a choice, whatever verifiers report
     struct verifier *verifier; // for the first try; NULL: to be chosen
     struct rpc_msg *request;
     struct affinity_prompt *prompt; // until a verifier has begun the request; NULL: not known

@@ -15,6 +15,7 @@
 #define TICK_US 200000
 #define STREAMS_MAX 128
 #define LIMIT 77 // max_tokens, as Started reports it
+#define MOST 100 // tokens that the request permits
 #define N_VOCAB 1000
 
 struct rpc_stream {
@@ -168,15 +169,22 @@ static void send_event(unsigned i, Tandem__V1__GenerateEvent *e)
     send(i, rpc_pack(&e->base));
 }
 
-static void start(unsigned i)
+static void start_with(unsigned i, uint32_t prompt_tokens, uint32_t cached_tokens)
 {
     Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
     Tandem__V1__Started s = TANDEM__V1__STARTED__INIT;
+    s.prompt_tokens = prompt_tokens;
+    s.cached_tokens = cached_tokens;
     s.seed = 11;
     s.max_tokens = LIMIT;
     e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_STARTED;
     e.started = &s;
     send_event(i, &e);
+}
+
+static void start(unsigned i)
+{
+    start_with(i, 1, 0);
 }
 
 static void commit(unsigned i, uint32_t id)
@@ -305,6 +313,7 @@ static int begin_test(void **state)
                                          .model = &played.model,
                                          .patience = &played.patience,
                                          .exact = true,
+                                         .max_tokens = MOST,
                                          .request = rpc_pack(&q.base)};
     return upstream_call_init(&played.call, 1);
 }
@@ -400,6 +409,47 @@ static void an_answer_leaves_a_verifier_whose_token_does_not_exist(void **state)
     answer(1);
     has_ended(RPC_OK);
     assert_int_equal(played.n_resumes, 1);
+}
+
+/* Its user would have to pay for them. The other verifier sends what came last again. */
+static void a_verifier_that_sends_too_many_tokens_is_left(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    start(0);
+    for (unsigned i = 1; i < MOST; i++)
+        commit(0, i);
+    set_state(0, UPSTREAM_DRAINING);
+    pass(TICK_US);
+    assert_true(runs(1));
+    commit(0, MOST);
+    unsigned n_events = played.n_events;
+    start(1);
+    commit(1, MOST);
+    assert_true(runs(1));
+    commit(1, MOST + 1);
+    assert_int_equal(played.n_events, n_events);
+    assert_false(runs(1));
+    assert_int_equal(at(2)->request->continuation->choices[0]->n_tokens, MOST);
+    answer(2);
+    has_ended(RPC_OK);
+}
+
+static void a_verifier_with_an_impossible_prompt_is_left(void **state)
+{
+    (void)state;
+    size_t most = rpc_msg_len(played.call.request) + UPSTREAM_CALL_ADDED_MAX;
+    begin(UPSTREAM_READY);
+    start_with(0, (uint32_t)most + 1, 0);
+    assert_false(runs(0));
+    start_with(1, 5, 6);
+    assert_false(runs(1));
+    assert_int_equal(played.n_events, 0);
+    start_with(2, (uint32_t)most, (uint32_t)most);
+    assert_int_equal(played.n_events, 1);
+    send_finished(2);
+    end(2, RPC_OK);
+    has_ended(RPC_OK);
 }
 
 static void a_continuation_leaves_a_second_verifier_that_is_silent(void **state)
@@ -778,6 +828,8 @@ int main(void)
         TEST(a_continuation_has_seed_and_limit_of_the_first_verifier),
         TEST(a_lost_answer_is_not_asked_of_a_verifier_that_lost_it_before),
         TEST(an_answer_leaves_a_verifier_whose_token_does_not_exist),
+        TEST(a_verifier_that_sends_too_many_tokens_is_left),
+        TEST(a_verifier_with_an_impossible_prompt_is_left),
         TEST(a_continuation_leaves_a_second_verifier_that_is_silent),
         TEST(a_verifier_that_cannot_continue_an_answer_is_asked_once),
         TEST(other_errors_of_a_verifier_are_no_reason_to_ask_it_no_more),

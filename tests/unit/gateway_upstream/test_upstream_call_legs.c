@@ -202,7 +202,8 @@ static void play(unsigned n_verifiers, unsigned n)
                                   .upstream = &u,
                                   .model = &snapshots[0].model,
                                   .patience = &patience,
-                                  .exact = true};
+                                  .exact = true,
+                                  .max_tokens = UINT32_MAX};
     request.id = rpc_text("r1");
     call.request = rpc_pack(&request.base);
     call.prompt = calloc(1, sizeof(*call.prompt));
