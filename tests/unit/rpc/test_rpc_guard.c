@@ -440,6 +440,40 @@ static void a_client_that_makes_too_many_calls_is_ended(void **state)
     done(&g);
 }
 
+static int n_calls_until_end(struct rpc_client *c, uint32_t id, enum rpc_code code, int max)
+{
+    int n = 0;
+    while (n < max && rpc_rig_echo(c, NULL, id).code == code)
+        n++;
+    return n;
+}
+
+/* A service has its clients' requests refused. */
+static void a_client_whose_requests_are_refused_is_ended(void **state)
+{
+    enum { MANY = RPC_PEERS_CHEAP_BURST, MAX = 20 * MANY };
+    (void)state;
+    for (int service = 0; service < 2; service++) {
+        struct guard_rig g;
+        struct rpc_client *c;
+        char target[32];
+        int before = ended("calls");
+        init_with(&g, false,
+                  service
+                      ? &(struct rpc_server_options){.own_role = RPC_ROLE_GATEWAY, .insecure = true}
+                      : NULL);
+        snprintf(target, sizeof(target), "127.0.0.1:%u", g.port);
+        assert_int_equal(rpc_client_new(target, NULL, &c), 0);
+        assert_int_equal(n_calls_until_end(c, 7, RPC_OK, MANY + MANY / 2), MANY + MANY / 2);
+        int n = n_calls_until_end(c, 99, RPC_RESOURCE_EXHAUSTED, service ? 2 * MANY : MAX);
+        assert_in_range(n, MANY, service ? 2 * MANY : MAX - 1);
+        assert_int_equal(ended("calls"), before + !service);
+        rpc_client_free(c);
+        stream_is_served(&g);
+        done(&g);
+    }
+}
+
 static void resets(const char *path, bool passed_socket)
 {
     struct guard_rig g;
@@ -697,6 +731,7 @@ int main(void)
         cmocka_unit_test(ignored_frames_end_a_connection),
         cmocka_unit_test(unfinished_messages_beside_many_calls_end_a_connection),
         cmocka_unit_test(a_client_that_makes_too_many_calls_is_ended),
+        cmocka_unit_test(a_client_whose_requests_are_refused_is_ended),
         cmocka_unit_test(reset_calls_end_a_connection),
         cmocka_unit_test(reset_calls_end_a_connection_of_a_passed_socket),
         cmocka_unit_test(a_client_that_cancels_a_thousand_calls_is_not_ended),
