@@ -78,8 +78,8 @@ struct connections {
     struct address_counts counts;
     struct handshake_pace pace;
 
-    struct metric *refused;
-    struct log_pace refusals;
+    struct metric *refused, *unsigned_hellos;
+    struct log_pace refusals, unsigned_pace;
 };
 
 /* ---- open connections ---- */
@@ -360,10 +360,35 @@ static void count_refusal(struct connections *s)
             n);
 }
 
+/* Whether the handshakes of this connection's address have limits. */
+static bool is_paced(const struct connections *s, const struct connection *k)
+{
+    return s->o.certs && s->o.max_handshakes && k->peer.is_ip && !k->is_proxied;
+}
+
+bool connections_may_sign(struct connections *s, const struct connection *k)
+{
+    if (!k || !is_paced(s, k))
+        return true;
+    int64_t now_us = clock_us();
+    pthread_mutex_lock(&s->mu);
+    bool may = handshake_pace_sign(&s->pace, &k->peer, s->o.n_threads, now_us);
+    pthread_mutex_unlock(&s->mu);
+    if (may)
+        return true;
+    metrics_add(s->unsigned_hellos, 1);
+    unsigned n = log_pace_due(&s->unsigned_pace, now_us);
+    if (n)
+        log_warn("TLS handshakes refused n=%u: all addresses together begin too many "
+                 "(max_tls_handshakes_per_ip=0 removes the limit)",
+                 n);
+    return false;
+}
+
 /* With the lock. When libmicrohttpd may open the connection; 0: now. */
 static int64_t opening_us(struct connections *s, const struct connection *k)
 {
-    if (!s->o.certs || !s->o.max_handshakes || !k->peer.is_ip || k->is_proxied)
+    if (!is_paced(s, k))
         return 0;
     int64_t now_us = clock_us();
     int64_t due_us = handshake_pace(&s->pace, &k->peer, s->o.max_handshakes, now_us);
@@ -654,6 +679,9 @@ int connections_new(const struct http_options *o, struct connections **ret)
     s->refused = metrics_counter(
         "tandem_gateway_connections_refused_total",
         "Connections closed without an answer: all places and the reserve were in use.", NULL);
+    s->unsigned_hellos = metrics_counter(
+        "tandem_gateway_tls_handshakes_refused_total",
+        "TLS handshakes ended before the signature: all addresses together began too many.", NULL);
     getrlimit(RLIMIT_NOFILE, &files);
     limit_connections(s, files.rlim_cur);
     s->n_by_fd = files.rlim_cur < (1 << 20) ? files.rlim_cur : 1 << 20;

@@ -1,4 +1,4 @@
-/* handshake_pace.c - for each address, the time of its next handshake. */
+/* handshake_pace.c - the times of handshakes and signatures. */
 #include "gateway/http/handshake_pace.h"
 
 #define SECOND_US 1000000
@@ -13,4 +13,34 @@ int64_t handshake_pace(struct handshake_pace *p, const struct address *a, unsign
     int64_t at_us = *next_us > earliest_us ? *next_us : earliest_us;
     *next_us = at_us + interval_us;
     return at_us > now_us ? at_us : now_us;
+}
+
+static void begin_second(struct handshake_pace *p, uint32_t second)
+{
+    if (second == p->second)
+        return;
+    p->n_sites_last = second == p->second + 1 ? p->n_sites : 0;
+    p->n = p->n_sites = 0;
+    p->second = second;
+}
+
+bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsigned n_threads,
+                         int64_t now_us)
+{
+    struct address site = address_site(a);
+    uint64_t at = address_hash(&site, p->secret) % HANDSHAKE_PACE_ENTRIES;
+    const uint32_t all = HANDSHAKE_PACE_SIGNS * n_threads, second = (uint32_t)(now_us / SECOND_US);
+    begin_second(p, second);
+    if (p->signs[at].second != second || !p->signs[at].n) {
+        p->signs[at].second = second;
+        p->signs[at].n = 0;
+        p->n_sites++;
+    }
+    uint32_t n_sites = p->n_sites > p->n_sites_last ? p->n_sites : p->n_sites_last;
+    uint32_t share = all / n_sites > HANDSHAKE_PACE_FEW ? all / n_sites : HANDSHAKE_PACE_FEW;
+    if (p->n >= all && p->signs[at].n >= share)
+        return false;
+    p->signs[at].n++;
+    p->n++;
+    return true;
 }

@@ -1,21 +1,35 @@
-/* handshake_pace.h - when the TLS handshake of a new connection may begin.
+/* handshake_pace.h - when the TLS handshake of a new connection may begin, and which handshakes get
+ * a signature.
  *
  * A handshake costs the server a signature, and a client that does not finish it next to nothing.
  * So each address begins at most a number of them per second, and as many together after a second
- * without any. Further ones wait in the order of their arrival. This is the generic cell rate
- * algorithm (ITU-T I.371).
+ * without any. Further ones wait in the order of their arrival.
  *
- * The table has a fixed size. Addresses that meet in one entry share its rate.
+ * Several addresses together, or a client that connects long before it sends its ClientHello, could
+ * still keep the HTTP threads busy. So each second has a number of signatures. When they are used
+ * up, an address gets one only while it has had less than its equal share of them. The first rule
+ * is the generic cell rate algorithm (ITU-T I.371).
+ *
+ * The table has a fixed size. Addresses that meet in one entry share its rates.
  *
  * Threads: the caller has a lock. */
 #pragma once
+#include <stdbool.h>
 #include <stdint.h>
 #include "gateway/http/address.h"
 
 #define HANDSHAKE_PACE_ENTRIES 8192
+#define HANDSHAKE_PACE_SIGNS 100 // per second, for each HTTP thread
+#define HANDSHAKE_PACE_FEW 4     // of an address, which it gets in any case
 
 struct handshake_pace { // zeroed at first, except for the secret
     int64_t next_us[HANDSHAKE_PACE_ENTRIES];
+    struct {
+        uint32_t second; // the last one with a signature
+        uint32_t n;      // in it
+    } signs[HANDSHAKE_PACE_ENTRIES];
+    uint32_t second, n;             // this second, and the signatures in it
+    uint32_t n_sites, n_sites_last; // addresses with signatures in it, and in the last one
     uint64_t secret; // random: clients must not choose addresses that meet in one entry
 };
 
@@ -23,3 +37,6 @@ struct handshake_pace { // zeroed at first, except for the secret
  * Returns when it may begin, in us: now_us, or later. */
 int64_t handshake_pace(struct handshake_pace *p, const struct address *a, unsigned per_s,
                        int64_t now_us);
+/* A ClientHello of this address has arrived. Whether its handshake gets a signature. */
+bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsigned n_threads,
+                         int64_t now_us);

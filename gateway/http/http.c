@@ -272,6 +272,12 @@ static void on_connection(void *cls, struct MHD_Connection *c, void **context,
         *context = i ? connections_open(s->connections, i->connect_fd, c) : NULL;
 }
 
+static bool may_sign(void *user, struct MHD_Connection *c)
+{
+    struct http_server *s = user;
+    return connections_may_sign(s->connections, connection_of(c));
+}
+
 static bool on_new(void *user, int fd, const struct sockaddr *address, socklen_t len)
 {
     struct http_server *s = user;
@@ -295,7 +301,7 @@ static int start_daemon(struct http_server *s)
 {
     const struct http_options *o = &s->o;
     if (o->certs)
-        http_tls_use(o->certs);
+        http_tls_use(o->certs, may_sign, s);
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
                      MHD_USE_ITC | MHD_USE_NO_LISTEN_SOCKET | (o->certs ? MHD_USE_TLS : 0);
     unsigned limit = (o->max_connections + LIMIT_SLACK) * o->n_threads; // divided among the threads

@@ -8,7 +8,11 @@
 
 #define CHAIN_MAX 16 // certificates in the file
 
-static struct cert_files *files_in_use;
+static struct {
+    struct cert_files *files;
+    http_tls_may_sign *may_sign;
+    void *user;
+} in_use;
 
 static gnutls_datum_t datum(const struct secret *s)
 {
@@ -63,22 +67,28 @@ int http_tls_check(const struct cert_text *t)
     return 0;
 }
 
-/* GnuTLS frees what this returns at the end of the handshake. */
+/* Called when the ClientHello has arrived, before the signature. A resumed session needs none.
+ * GnuTLS frees what this returns at the end of the handshake. libmicrohttpd 0.9.75 has set the
+ * session's pointer to its connection. */
 static int on_handshake(gnutls_session_t session, const struct gnutls_cert_retr_st *info,
                         gnutls_pcert_st **ret_chain, unsigned *ret_n, gnutls_ocsp_data_st **ocsp,
                         unsigned *n_ocsp, gnutls_privkey_t *ret_key, unsigned *flags)
 {
-    (void)session, (void)info;
-    AUTO(cert_text_unref) struct cert_text *t = cert_files_text(files_in_use);
+    (void)info;
+    if (!in_use.may_sign(in_use.user, gnutls_session_get_ptr(session)))
+        return -1;
+    AUTO(cert_text_unref) struct cert_text *t = cert_files_text(in_use.files);
     *ocsp = NULL;
     *n_ocsp = 0;
     *flags = GNUTLS_CERT_RETR_DEINIT_ALL;
     return parse(t, ret_chain, ret_n, ret_key) < 0 ? -1 : 0;
 }
 
-void http_tls_use(struct cert_files *files)
+void http_tls_use(struct cert_files *files, http_tls_may_sign *may_sign, void *user)
 {
-    files_in_use = files;
+    in_use.files = files;
+    in_use.may_sign = may_sign;
+    in_use.user = user;
 }
 
 void *http_tls_callback(void)

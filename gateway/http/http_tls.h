@@ -4,12 +4,16 @@
  * handshake, and gets the content of the files that is in use. Established connections continue.
  * Only this file includes GnuTLS. Private to gateway/http, except http_tls_check(). */
 #pragma once
+#include <stdbool.h>
 #include "base/cert.h"
 
 /* A check for cert.h. -EINVAL: GnuTLS does not accept this certificate and key. Any thread. */
 int http_tls_check(const struct cert_text *t);
-/* Before the server starts. files: used until the server has stopped. There is one HTTPS server in
- * a process, because the callback gets no argument of ours. */
-void http_tls_use(struct cert_files *files);
+/* Before the server starts. files: used until the server has stopped. may_sign(user, c): whether
+ * the handshake of this connection proceeds; c is libmicrohttpd's. There is one HTTPS server in a
+ * process, because the callback gets no argument of ours. */
+struct MHD_Connection;
+typedef bool http_tls_may_sign(void *user, struct MHD_Connection *c);
+void http_tls_use(struct cert_files *files, http_tls_may_sign *may_sign, void *user);
 /* For MHD_OPTION_HTTPS_CERT_CALLBACK2. */
 void *http_tls_callback(void);

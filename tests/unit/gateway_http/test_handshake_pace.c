@@ -1,4 +1,5 @@
 /* test_handshake_pace.c - when the TLS handshakes of an address may begin. */
+#include <stdio.h>
 #include <string.h>
 #include "gateway/http/handshake_pace.h"
 #include "lib/lib.h"
@@ -66,6 +67,57 @@ static void other_addresses_do_not_wait(void **state)
     assert_true(begin("2001:db8::2", NOW) > 0); // of the same /64 network
 }
 
+#define THREADS 2
+#define SIGNS (HANDSHAKE_PACE_SIGNS * THREADS)
+
+/* How many of n handshakes of 192.0.2.HOST get a signature. */
+static unsigned signs(unsigned host, unsigned n, int64_t now_us)
+{
+    char text[32];
+    struct address a;
+    unsigned n_signed = 0;
+    snprintf(text, sizeof(text), "192.0.2.%u", host);
+    assert_true(address_parse(text, strlen(text), &a));
+    for (unsigned i = 0; i < n; i++)
+        n_signed += handshake_pace_sign(&pace, &a, THREADS, now_us);
+    return n_signed;
+}
+
+static void an_address_alone_gets_all_signatures_of_a_second(void **state)
+{
+    (void)state;
+    for (int second = 0; second < 3; second++) {
+        assert_int_equal(signs(1, SIGNS + 1, NOW + second * S), SIGNS);
+        assert_int_equal(signs(1, 9, NOW + second * S + S - 1), 0);
+    }
+}
+
+/* Also of one that comes late; the first second does not know it yet. */
+static void an_address_gets_its_share_of_signatures(void **state)
+{
+    (void)state;
+    for (int second = 0; second < 3; second++) {
+        int64_t now_us = NOW + second * S;
+        assert_int_equal(signs(1, SIGNS, now_us), SIGNS);
+        for (unsigned host = 2; host <= 4; host++)
+            assert_int_equal(signs(host, SIGNS, now_us), SIGNS / (second ? 4 : host));
+        assert_int_equal(signs(1, 1, now_us), 0);
+    }
+    assert_int_equal(signs(1, SIGNS, NOW + 9 * S), SIGNS); // after a pause of all
+    assert_int_equal(signs(2, SIGNS, NOW + 9 * S), SIGNS / 2);
+}
+
+static void any_address_gets_a_few_signatures(void **state)
+{
+    (void)state;
+    assert_int_equal(signs(1, SIGNS, NOW), SIGNS);
+    for (unsigned host = 2; host < 250; host++)
+        signs(host, 1, NOW);
+    for (unsigned host = 2; host < 250; host++) // hosts that share an entry have fewer
+        assert_in_range(signs(host, SIGNS, NOW), 0, HANDSHAKE_PACE_FEW - 1);
+    assert_int_equal(signs(251, SIGNS, NOW), HANDSHAKE_PACE_FEW);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -73,6 +125,9 @@ int main(void)
         cmocka_unit_test_setup(an_idle_second_permits_as_many_again, reset),
         cmocka_unit_test_setup(a_steady_client_never_waits, reset),
         cmocka_unit_test_setup(other_addresses_do_not_wait, reset),
+        cmocka_unit_test_setup(an_address_alone_gets_all_signatures_of_a_second, reset),
+        cmocka_unit_test_setup(an_address_gets_its_share_of_signatures, reset),
+        cmocka_unit_test_setup(any_address_gets_a_few_signatures, reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -80,6 +80,15 @@ static void write_file(const char *path, const char *text)
     chmod(path, 0600);
 }
 
+static unsigned n_asked;
+
+static bool may_sign(void *user, struct MHD_Connection *c)
+{
+    assert_ptr_equal(user, &n_asked);
+    n_asked++;
+    return c != NULL;
+}
+
 static void a_handshake_gets_the_chain_and_the_key(void **state)
 {
     (void)state;
@@ -95,14 +104,21 @@ static void a_handshake_gets_the_chain_and_the_key(void **state)
         .settings = "tls", .cert = cert, .key = key, .check = http_tls_check};
     if (cert_files_new(&paths, &files) < 0)
         fail_msg("%s", fail_text());
-    http_tls_use(files);
+    http_tls_use(files, may_sign, &n_asked);
     gnutls_certificate_retrieve_function3 *fn =
         (gnutls_certificate_retrieve_function3 *)http_tls_callback();
     gnutls_pcert_st *chain = NULL;
     gnutls_ocsp_data_st *ocsp = (gnutls_ocsp_data_st *)&fn;
     gnutls_privkey_t private = NULL;
     unsigned n = 0, n_ocsp = 9, flags = 0;
-    assert_int_equal(fn(NULL, NULL, &chain, &n, &ocsp, &n_ocsp, &private, &flags), 0);
+    gnutls_session_t session;
+    assert_int_equal(gnutls_init(&session, GNUTLS_SERVER), 0);
+    gnutls_session_set_ptr(session, NULL);
+    assert_int_equal(fn(session, NULL, &chain, &n, &ocsp, &n_ocsp, &private, &flags), -1);
+    gnutls_session_set_ptr(session, &n_asked);
+    assert_int_equal(fn(session, NULL, &chain, &n, &ocsp, &n_ocsp, &private, &flags), 0);
+    assert_int_equal(n_asked, 2);
+    gnutls_deinit(session);
     assert_int_equal(n, 2);
     assert_null(ocsp);
     assert_int_equal(n_ocsp, 0);
