@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/metrics.h"
 #include "gateway/http/connections.h"
+#include "gateway/http/handshake_pace.h"
 #include "gateway/http/http_watch.h"
 #include "lib/fakes/failing.h"
 #include "lib/fakes/failing_thread.h"
@@ -487,6 +488,36 @@ static void proxies_and_plain_connections_wait_for_no_handshake(void **state)
             connect_and_lose(&where);
         assert_true(becomes_open(conns, 0));
         finish_tls();
+    }
+}
+
+/* Proxies, unix sockets and a limit of 0 have none. */
+static void signatures_of_handshakes_have_a_limit(void **state)
+{
+    enum { MANY = 2 * HANDSHAKE_PACE_SIGNS };
+    (void)state;
+    struct address_range lo;
+    assert_int_equal(address_range_parse("127.0.0.0/8", &lo), 0);
+    for (unsigned i = 0; i < 3; i++) {
+        unsigned n = 0;
+        struct http_options o = one_per_second();
+        o.n_threads = 1;
+        o.max_handshakes = i == 1 ? 0 : 1;
+        o.trusted = &lo;
+        o.n_trusted = i == 2;
+        serve_with(&o, accept_it, &accepted);
+        struct both b = open_from(1);
+        atomic_store(&still_us, 1000 * S);
+        logged_begin();
+        for (unsigned k = 0; k < MANY; k++)
+            n += connections_may_sign(conns, b.k);
+        const char *log = logged_end();
+        assert_int_equal(n, i ? MANY : HANDSHAKE_PACE_SIGNS);
+        assert_int_equal(logged_count(log, "TLS handshakes refused n=1:"), i == 0);
+        assert_true(connections_may_sign(conns, NULL));
+        atomic_store(&still_us, 0);
+        close_both(&b);
+        finish();
     }
 }
 
@@ -1005,6 +1036,7 @@ int main(void)
         cmocka_unit_test(waiting_handshakes_begin_during_a_drain),
         cmocka_unit_test(waiting_handshakes_end_with_the_server),
         cmocka_unit_test(proxies_and_plain_connections_wait_for_no_handshake),
+        cmocka_unit_test(signatures_of_handshakes_have_a_limit),
         cmocka_unit_test(the_least_busy_connection_of_an_address_goes),
         cmocka_unit_test(a_connection_that_goes_is_ended_until_it_is_closed),
         cmocka_unit_test(a_connection_that_is_not_known_is_ignored),
