@@ -129,8 +129,11 @@ static void on_close(void *user)
     struct completion *x = user;
     pthread_mutex_lock(&x->mu);
     x->closed = true;
+    bool renders = x->renders;
     completion_cancel(x);
     pthread_mutex_unlock(&x->mu);
+    if (renders)
+        template_cancel(x->g->template, x);
     completion_unref(x);
 }
 

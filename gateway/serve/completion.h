@@ -57,6 +57,7 @@ struct completion {
     bool closed;                 // the client has disconnected, or is answered
     bool aborted;                // the server stops
     bool failing;                // a call has failed
+    bool renders;                // the chat waits for its template, or is rendered
     struct upstream_call *calls; // (n_calls), one per prompt
     unsigned n_calls, n_sent, n_running, max_running;
 };

@@ -99,20 +99,56 @@ static int template_status(int err)
     }
 }
 
-static void on_rendered(void *user, int err, unsigned retry_s, const char *text, size_t len)
+static void fail_rendering(struct completion *x, int err, unsigned retry_s, const char *text,
+                           size_t len)
 {
-    struct completion *x = user;
-    if (err == 0 && completion_is_live(x)) {
-        set_prompt(x, text, len);
-        return;
-    }
     char why[FAIL_TEXT_MAX];
     snprintf(why, sizeof(why), err == -EINVAL ? "chat template: %.*s" : "%.*s", (int)len, text);
     if (err == -EBUSY)
         rate_headers_retry(x->http, retry_s);
-    if (err)
-        completion_fail(x, template_status(err), why, err == -EINVAL ? "messages" : "");
+    completion_fail(x, template_status(err), why, err == -EINVAL ? "messages" : "");
     completion_unref(x);
+}
+
+static void set_renders(struct completion *x, bool renders)
+{
+    pthread_mutex_lock(&x->mu);
+    x->renders = renders;
+    pthread_mutex_unlock(&x->mu);
+}
+
+static void on_rendered(void *user, int err, unsigned retry_s, const char *text, size_t len)
+{
+    struct completion *x = user;
+    set_renders(x, false);
+    if (!completion_is_live(x))
+        completion_unref(x);
+    else if (err == 0)
+        set_prompt(x, text, len);
+    else
+        fail_rendering(x, err, retry_s, text, len);
+}
+
+static bool is_closed(struct completion *x)
+{
+    pthread_mutex_lock(&x->mu);
+    bool closed = x->closed;
+    pthread_mutex_unlock(&x->mu);
+    return closed;
+}
+
+/* A client may disconnect just before its chat waits. Then on_close() found nothing to cancel. */
+static int begin_rendering(struct completion *x, const char *vars)
+{
+    const ProtobufCBinaryData *source = &x->model->info->chat_template;
+    atomic_fetch_add(&x->n_refs, 1); // on_rendered() may drop the step's
+    set_renders(x, true);
+    int rc = template_render(x->g->template, http_payer(x->http), source->data, source->len, vars,
+                             -1, on_rendered, x);
+    if (rc == 0 && is_closed(x))
+        template_cancel(x->g->template, x);
+    completion_unref(x);
+    return rc;
 }
 
 /* Renders the chat with {"bos_token":...,"eos_token":..., and the variables of the request}. */
@@ -137,9 +173,7 @@ static void render_chat(struct completion *x)
     rc = rc < 0 ? rc
                 : http_charge(x->http,
                               openai_request_bytes(&x->q) + vars.len + info->chat_template.len);
-    rc = rc < 0 ? rc
-                : template_render(x->g->template, http_payer(x->http), info->chat_template.data,
-                                  info->chat_template.len, vars.data, -1, on_rendered, x);
+    rc = rc < 0 ? rc : begin_rendering(x, vars.data);
     if (rc < 0) {
         completion_fail(x, rc == -EPIPE ? 503 : answer_charge_status(rc), fail_text(), "");
         completion_unref(x);

@@ -12,6 +12,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include "base/buf.h"
 #include "base/clock.h"
@@ -33,7 +34,7 @@ struct job {
     struct template_turn turn;
     struct buf line;
     template_done *done;
-    void *user;
+    int64_t took_us; // as for template_turns_end()
 };
 
 struct worker {
@@ -180,7 +181,17 @@ static int worker_ready(struct worker *w)
 
 static void done_error(const struct job *j, int err, const char *text)
 {
-    j->done(j->user, err, j->turn.retry_s, text, strlen(text));
+    j->done(j->turn.user, err, j->turn.retry_s, text, strlen(text));
+}
+
+/* The CPU time of a helper. Other programs that use the CPUs do not make a payer slow. */
+static int64_t cpu_us(const struct worker *w)
+{
+    clockid_t clock;
+    struct timespec time;
+    if (clock_getcpuclockid(w->pid, &clock) != 0 || clock_gettime(clock, &time) < 0)
+        return clock_us();
+    return time.tv_sec * INT64_C(1000000) + time.tv_nsec / 1000;
 }
 
 /* Calls done() with the reply. -EPROTO: the reply is malformed, done() was not called. */
@@ -189,17 +200,18 @@ static int deliver_reply(const struct job *j, const struct buf *line)
     struct template_reply reply;
     int rc = template_reply_parse(line, &reply);
     if (rc == 0)
-        j->done(j->user, reply.is_error ? -EINVAL : 0, 0, reply.text, reply.len);
+        j->done(j->turn.user, reply.is_error ? -EINVAL : 0, 0, reply.text, reply.len);
     template_reply_done(&reply);
     return rc;
 }
 
 /* One try with a running helper, which is killed if the try fails. */
-static int try_render(struct worker *w, const struct job *j)
+static int try_render(struct worker *w, struct job *j)
 {
-    int64_t until_us = clock_us() + w->t->timeout_us;
+    int64_t begun_us = cpu_us(w), until_us = clock_us() + w->t->timeout_us;
     int rc = write_all(w, &j->line, until_us);
     rc = rc < 0 ? rc : read_line(w, until_us);
+    j->took_us += cpu_us(w) - begun_us;
     rc = rc < 0 ? rc : deliver_reply(j, &w->in);
     if (rc == 0)
         buf_done(&w->in);
@@ -210,7 +222,7 @@ static int try_render(struct worker *w, const struct job *j)
 
 /* A helper may have died while it was idle, so the request is tried again after the first
  * -EPIPE. */
-static enum template_turns_result render_job(struct worker *w, const struct job *j)
+static enum template_turns_result render_job(struct worker *w, struct job *j)
 {
     int rc = -EPIPE;
     for (unsigned i = 0; i < 2 && rc == -EPIPE; i++) {
@@ -270,7 +282,7 @@ static struct job *take_job(struct template *t, int *ret_rc)
 static void end_job(struct template *t, const struct job *j, enum template_turns_result result)
 {
     pthread_mutex_lock(&t->mu);
-    if (template_turns_end(t->turns, &j->turn, result, clock_us()))
+    if (template_turns_end(t->turns, &j->turn, result, j->took_us, clock_us()))
         pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->mu);
 }
@@ -302,7 +314,8 @@ int template_new(unsigned n_workers, unsigned timeout_ms, int64_t wait_us, struc
     pthread_mutex_init(&t->mu, NULL);
     pthread_cond_init(&t->changed, NULL);
     t->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (t->stop_fd < 0 || template_turns_new(TEMPLATE_MAX_WAITING, wait_us, &t->turns) < 0)
+    if (t->stop_fd < 0 ||
+        template_turns_new(n_workers, TEMPLATE_MAX_WAITING, wait_us, &t->turns) < 0)
         return fail(-ENOMEM, "template: no memory or no file descriptor");
     t->timeout_us = (int64_t)timeout_ms * 1000;
     for (; t->n < n_workers; t->n++) {
@@ -370,7 +383,7 @@ int template_render(struct template *t, const char *payer, const void *source, s
     struct job *j = calloc(1, sizeof(*j));
     if (!j)
         return fail(-ENOMEM, "template: no memory");
-    *j = (struct job){.done = done, .user = user};
+    *j = (struct job){.turn.user = user, .done = done};
     buf_init(&j->line, TEMPLATE_MAX_REQUEST);
     buf_puts(&j->line, "{\"template\":");
     json_write_text(&j->line, source, source_len);
@@ -384,4 +397,15 @@ int template_render(struct template *t, const char *payer, const void *source, s
     if (rc < 0)
         job_free(j);
     return rc;
+}
+
+void template_cancel(struct template *t, const void *user)
+{
+    pthread_mutex_lock(&t->mu);
+    struct job *j = job_of(template_turns_leave(t->turns, user));
+    pthread_mutex_unlock(&t->mu);
+    if (!j)
+        return;
+    done_error(j, -ECANCELED, "the request was cancelled");
+    job_free(j);
 }

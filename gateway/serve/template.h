@@ -5,8 +5,9 @@
  * privileges (sandbox.h). A helper that does not answer in time is killed and restarted.
  * Only the request that it rendered gets an error. Clients take turns (template_turns.h).
  *
- * Threads: template_render() on any. Each helper has a thread that waits for it; callbacks run on
- * that thread and must not block. */
+ * Threads: template_render() and template_cancel() on any. Each helper has a thread that waits for
+ * it; callbacks run on that thread, or in template_cancel() and template_stop(). They must not
+ * block. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -33,7 +34,7 @@ DEFINE_AUTO(struct template, template_free)
  * -EIO: no helper could be started.
  * -ETIMEDOUT: no turn in time.
  * -EBUSY: the template is in a pause, which ends in retry_s.
- * -ECANCELED: template_stop(). */
+ * -ECANCELED: template_stop(), template_cancel(). */
 typedef void template_done(void *user, int err, unsigned retry_s, const char *text, size_t len);
 
 /* payer: whose turn it takes; vars: a JSON object, the variables of the template; now: for
@@ -42,3 +43,6 @@ typedef void template_done(void *user, int err, unsigned retry_s, const char *te
  * -ENOMEM. After an error done is not called. */
 int template_render(struct template *t, const char *payer, const void *source, size_t source_len,
                     const char *vars, int64_t now, template_done *done, void *user);
+/* If the request of this user waits, it ends immediately with -ECANCELED. No effect on a rendering
+ * that has begun. */
+void template_cancel(struct template *t, const void *user);

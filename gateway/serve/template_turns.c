@@ -1,4 +1,4 @@
-/* template_turns.c - the turns of payers, and the pauses of failing templates. */
+/* template_turns.c - the turns of payers, slow payers, and the pauses of failing templates. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,19 +23,31 @@ struct failing {
     bool runs;
 };
 
+struct template_turns_entry {
+    int64_t slow_until_us;
+};
+
 struct template_turns {
     struct payer *payers; // with waiting chats, in the order of their turns
-    unsigned n, max;
+    unsigned n, max, n_helpers;
     int64_t wait_us;
     uint64_t secret; // clients must not choose keys that collide
     struct failing failing[TEMPLATE_TURNS_FAILING];
+    struct template_turns_entry entries[TEMPLATE_TURNS_ENTRIES];
+    struct template_turn *running; // are rendered
+    struct {
+        const struct template_turns_entry *entry;
+        int64_t at_us;
+    } recent[2]; // the last two different payers
 };
 
-int template_turns_new(unsigned max, int64_t wait_us, struct template_turns **ret)
+int template_turns_new(unsigned n_helpers, unsigned max, int64_t wait_us,
+                       struct template_turns **ret)
 {
     struct template_turns *t = calloc(1, sizeof(*t));
     if (!t)
         return fail(-ENOMEM, "template: no memory");
+    t->n_helpers = n_helpers;
     t->max = max;
     t->wait_us = wait_us;
     t->secret = rng_secret();
@@ -81,8 +93,8 @@ static int64_t pause_us(unsigned n_failures)
 }
 
 /* The turn that probes ends the probe; its entry is kept until then. */
-bool template_turns_end(struct template_turns *t, const struct template_turn *turn,
-                        enum template_turns_result result, int64_t now_us)
+static void end_try(struct template_turns *t, const struct template_turn *turn,
+                    enum template_turns_result result, int64_t now_us)
 {
     struct failing *f = find_failing(t, turn->key);
     if (f && turn->probes)
@@ -95,7 +107,66 @@ bool template_turns_end(struct template_turns *t, const struct template_turn *tu
     } else if (f && result == TEMPLATE_TURNS_DONE && !f->runs) {
         *f = (struct failing){0};
     }
-    return turn->probes;
+}
+
+/* ---- slow payers ---- */
+
+static void note_payer(struct template_turns *t, const struct template_turns_entry *e,
+                       int64_t now_us)
+{
+    if (t->recent[0].entry != e)
+        t->recent[1] = t->recent[0];
+    t->recent[0].entry = e;
+    t->recent[0].at_us = now_us;
+}
+
+/* Whether another payer has sent a chat lately. */
+static bool has_others(const struct template_turns *t, const struct template_turns_entry *e,
+                       int64_t now_us)
+{
+    bool others = false;
+    for (int i = 0; i < 2; i++)
+        others |= t->recent[i].entry && t->recent[i].entry != e &&
+                  now_us - t->recent[i].at_us < TEMPLATE_TURNS_ALONE_US;
+    return others;
+}
+
+/* A chat that came from a slow payer stays slow while it waits. Otherwise many slow payers, which
+ * wait long for each other, would all be quick again at their next turns. */
+static bool is_slow(const struct template_turn *turn, int64_t now_us)
+{
+    return turn->was_slow || now_us < turn->entry->slow_until_us;
+}
+
+/* Helpers that slow payers use now, also those whose rendering has not ended yet. */
+static unsigned n_slow_helpers(const struct template_turns *t, int64_t now_us)
+{
+    unsigned n = 0;
+    for (const struct template_turn *turn = t->running; turn; turn = turn->next)
+        n += is_slow(turn, now_us) || now_us - turn->since_us > TEMPLATE_TURNS_SLOW_US;
+    return n;
+}
+
+/* Whether the last helper is kept for quick payers. */
+static bool must_wait(const struct template_turns *t, const struct template_turn *turn,
+                      int64_t now_us)
+{
+    unsigned most = t->n_helpers > 1 ? t->n_helpers - 1 : 1;
+    return is_slow(turn, now_us) && has_others(t, turn->entry, now_us) &&
+           n_slow_helpers(t, now_us) >= most;
+}
+
+bool template_turns_end(struct template_turns *t, const struct template_turn *turn,
+                        enum template_turns_result result, int64_t took_us, int64_t now_us)
+{
+    struct template_turn **at = &t->running;
+    while (*at != turn)
+        at = &(*at)->next;
+    *at = turn->next;
+    if (took_us > TEMPLATE_TURNS_SLOW_US)
+        turn->entry->slow_until_us = now_us + TEMPLATE_TURNS_SLOW_FOR_US;
+    end_try(t, turn, result, now_us);
+    return turn->probes || is_slow(turn, now_us);
 }
 
 /* ---- turns ---- */
@@ -133,6 +204,9 @@ int template_turns_enter(struct template_turns *t, struct template_turn *turn, c
                          const void *source, size_t len, int64_t now_us)
 {
     const struct payer *known = find_payer(t, name);
+    uint64_t seed = XXH3_64bits_withSeed(name, strlen(name), t->secret);
+    struct template_turns_entry *entry = &t->entries[seed % TEMPLATE_TURNS_ENTRIES];
+    note_payer(t, entry, now_us);
     if (t->n == t->max)
         return fail(-EAGAIN, "%u chats already wait for their templates; try again", t->n);
     if (known && known->n + 1 > t->max - t->n - 1)
@@ -141,9 +215,11 @@ int template_turns_enter(struct template_turns *t, struct template_turn *turn, c
     struct payer *payer = take_payer(t, name);
     if (!payer)
         return fail(-ENOMEM, "template: no memory");
-    uint64_t seed = XXH3_64bits_withSeed(name, strlen(name), t->secret);
-    *turn =
-        (struct template_turn){.key = XXH3_64bits_withSeed(source, len, seed), .since_us = now_us};
+    *turn = (struct template_turn){.user = turn->user,
+                                   .entry = entry,
+                                   .key = XXH3_64bits_withSeed(source, len, seed),
+                                   .since_us = now_us,
+                                   .was_slow = now_us < entry->slow_until_us};
     *(payer->first ? &payer->last->next : &payer->first) = turn;
     payer->last = turn;
     payer->n++;
@@ -151,19 +227,34 @@ int template_turns_enter(struct template_turns *t, struct template_turn *turn, c
     return 0;
 }
 
+/* Takes the chat after `before`, NULL: the first. A payer without chats is removed. */
+static struct template_turn *take_out(struct template_turns *t, struct payer **at,
+                                      struct template_turn *before)
+{
+    struct payer *payer = *at;
+    struct template_turn **link = before ? &before->next : &payer->first, *turn = *link;
+    *link = turn->next;
+    if (!turn->next)
+        payer->last = before;
+    payer->n--;
+    t->n--;
+    if (!payer->n) {
+        *at = payer->next;
+        free(payer);
+    }
+    return turn;
+}
+
 /* Takes the first chat of the payer, whose next turn comes after all others. */
 static struct template_turn *take_from(struct template_turns *t, struct payer **at)
 {
     struct payer *payer = *at;
-    struct template_turn *turn = payer->first;
-    payer->first = turn->next;
-    payer->n--;
-    t->n--;
-    *at = payer->next;
-    if (payer->first)
+    bool more = payer->n > 1;
+    struct template_turn *turn = take_out(t, at, NULL);
+    if (more) {
+        *at = payer->next;
         append_payer(t, payer);
-    else
-        free(payer);
+    }
     return turn;
 }
 
@@ -185,6 +276,9 @@ static int judge(struct template_turns *t, struct template_turn *turn, struct fa
     }
     if (f)
         f->runs = turn->probes = true;
+    turn->since_us = now_us;
+    turn->next = t->running;
+    t->running = turn;
     return 0;
 }
 
@@ -193,12 +287,24 @@ int template_turns_next(struct template_turns *t, int64_t now_us, struct templat
     *ret = NULL;
     for (struct payer **at = &t->payers; *at; at = &(*at)->next) {
         struct failing *f = find_failing(t, (*at)->first->key);
-        if (f && f->runs)
+        if ((f && f->runs) || must_wait(t, (*at)->first, now_us))
             continue;
         *ret = take_from(t, at);
         return judge(t, *ret, f, now_us);
     }
     return 0;
+}
+
+struct template_turn *template_turns_leave(struct template_turns *t, const void *user)
+{
+    for (struct payer **at = &t->payers; *at; at = &(*at)->next) {
+        struct template_turn *before = NULL, *turn = (*at)->first;
+        for (; turn && turn->user != user; turn = turn->next)
+            before = turn;
+        if (turn)
+            return take_out(t, at, before);
+    }
+    return NULL;
 }
 
 struct template_turn *template_turns_drop(struct template_turns *t)

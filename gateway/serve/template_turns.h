@@ -7,6 +7,11 @@
  * one helper at a time. From the second failure in a row on, it is refused for a growing pause. It
  * is not refused for others: a payer could make a good template slow by its messages.
  *
+ * A payer whose rendering took longer than TEMPLATE_TURNS_SLOW_US is slow for a while. Slow payers
+ * together get all helpers but one, and at least one, while other payers send chats. So chats of
+ * quick payers do not wait for them. Slow payers take turns among themselves, too. The table of
+ * slow payers has a fixed size. Payers that meet in one entry are slow together.
+ *
  * Threads: one at a time. */
 #pragma once
 #include <stdbool.h>
@@ -16,23 +21,32 @@
 
 #define TEMPLATE_TURNS_FAILING 256 // failing templates that are known; then the oldest is forgotten
 #define TEMPLATE_TURNS_MAX_PAUSE_S 60
+#define TEMPLATE_TURNS_ENTRIES 4096         // of payers
+#define TEMPLATE_TURNS_SLOW_US 100000       // a longer rendering makes its payer slow ...
+#define TEMPLATE_TURNS_SLOW_FOR_US 10000000 // ... for this long
+#define TEMPLATE_TURNS_ALONE_US 60000000    // without chats of other payers: all helpers
 
 struct template_turns;
+struct template_turns_entry;
 
 /* FAILED: its helper had to be killed. NOT_TRIED: there was no helper. */
 enum template_turns_result { TEMPLATE_TURNS_DONE, TEMPLATE_TURNS_FAILED, TEMPLATE_TURNS_NOT_TRIED };
 
-/* The place of a chat. */
+/* The place of a chat. The caller sets `user` before template_turns_enter(). */
 struct template_turn {
-    struct template_turn *next; // of the same payer
-    uint64_t key;               // of payer and template
-    int64_t since_us;
+    void *user;                         // of the caller, for template_turns_leave()
+    struct template_turn *next;         // of the same payer; or of those that are rendered
+    struct template_turns_entry *entry; // of the payer
+    uint64_t key;                       // of payer and template
+    int64_t since_us;                   // waits; then: is rendered
+    bool was_slow;                      // the payer, when the chat came
     bool probes;      // its template has failed, and no other chat of it begins meanwhile
     unsigned retry_s; // after -EBUSY: when its template is tried again, rounded up
 };
 
-/* max: chats that may wait; wait_us: for how long. -ENOMEM. */
-int template_turns_new(unsigned max, int64_t wait_us, struct template_turns **ret);
+/* n_helpers: that render; max: chats that may wait; wait_us: for how long. -ENOMEM. */
+int template_turns_new(unsigned n_helpers, unsigned max, int64_t wait_us,
+                       struct template_turns **ret);
 void template_turns_free(struct template_turns *t); // nothing may wait
 DEFINE_AUTO(struct template_turns, template_turns_free)
 
@@ -44,8 +58,10 @@ int template_turns_enter(struct template_turns *t, struct template_turn *turn, c
  * 0: it is to be rendered, until template_turns_end(). With a sentence, and without an end:
  * -ETIMEDOUT: it has waited for too long; -EBUSY: its template is in a pause. */
 int template_turns_next(struct template_turns *t, int64_t now_us, struct template_turn **ret);
-/* Returns whether more chats may be rendered now. */
+/* took_us: CPU time of the helper. Returns whether more chats may be rendered now. */
 bool template_turns_end(struct template_turns *t, const struct template_turn *turn,
-                        enum template_turns_result result, int64_t now_us);
+                        enum template_turns_result result, int64_t took_us, int64_t now_us);
+/* Removes the chat of this user, which must not be NULL. NULL: it does not wait. */
+struct template_turn *template_turns_leave(struct template_turns *t, const void *user);
 /* Removes a chat that waits, whatever its turn is. NULL: none waits. */
 struct template_turn *template_turns_drop(struct template_turns *t);

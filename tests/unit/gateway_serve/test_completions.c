@@ -25,12 +25,16 @@ static struct {
     template_done *rendered; // NULL: no template waits
     void *user;
     int template_error; // of template_render()
+    bool hangs_up;      // the client, just before its chat waits
+    unsigned n_cancels;
 } played;
 
 void __wrap_upstream_call_begin(struct upstream_call *a);
 int __wrap_template_render(struct template *t, const char *payer, const void *source, size_t len,
                            const char *vars, int64_t now, template_done *done, void *user);
+void __wrap_template_cancel(struct template *t, const void *user);
 const char *__wrap_http_field(const struct http_request *r, const char *name);
+static void hang_up(void);
 
 void __wrap_upstream_call_begin(struct upstream_call *a)
 {
@@ -45,6 +49,8 @@ int __wrap_template_render(struct template *t, const char *payer, const void *so
     assert_true(len > 0 && *vars == '{');
     if (played.template_error)
         return fail(played.template_error, "as you asked");
+    if (played.hangs_up)
+        hang_up();
     played.rendered = done;
     played.user = user;
     return 0;
@@ -54,6 +60,17 @@ const char *__wrap_http_field(const struct http_request *r, const char *name)
 {
     (void)r, (void)name;
     return NULL;
+}
+
+/* As if the chat waited. */
+void __wrap_template_cancel(struct template *t, const void *user)
+{
+    (void)t;
+    played.n_cancels++;
+    if (!played.rendered)
+        return;
+    assert_ptr_equal(user, played.user);
+    TAKE(played.rendered)(played.user, -ECANCELED, 0, "cancelled", strlen("cancelled"));
 }
 
 /* ---- a gateway with one verifier, and a request ---- */
@@ -79,6 +96,11 @@ static struct http_request *new_request(void)
     pthread_mutex_init(&new->mu, NULL);
     buf_init(&new->body, 1 << 20);
     return new;
+}
+
+static void hang_up(void)
+{
+    http_notify_close(r);
 }
 
 static int start(void **state)
@@ -202,6 +224,38 @@ static void a_rendering_that_is_not_taken_has_a_status(void **state)
         refused(v[i].status, "as you asked");
         next_request();
     }
+}
+
+static void a_chat_whose_client_hangs_up_is_cancelled(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        played.hangs_up = i;
+        played.n_cancels = 0;
+        logged_begin();
+        begin(OPENAI_CHAT, CHAT);
+        http_notify_close(r);
+        const char *log = logged_end();
+        assert_int_equal(played.n_cancels, i + 1);
+        assert_null(played.rendered);
+        assert_int_equal(logged_count(log, "status=499"), 1);
+        assert_int_equal(r->answer, NONE);
+        next_request();
+    }
+}
+
+static void a_chat_that_does_not_wait_for_its_template_is_not_cancelled(void **state)
+{
+    (void)state;
+    begin(OPENAI_CHAT, CHAT);
+    render(0, "Hi", 2);
+    http_notify_close(r);
+    end_calls();
+    next_request();
+    begin(OPENAI_COMPLETION, "{\"prompt\":\"x\"}");
+    http_notify_close(r);
+    end_calls();
+    assert_int_equal(played.n_cancels, 0);
 }
 
 /* ---- memory for requests ---- */
@@ -408,6 +462,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(errors_of_a_rendering_have_a_status),
         CASE(a_rendering_that_is_not_taken_has_a_status),
+        CASE(a_chat_whose_client_hangs_up_is_cancelled),
+        CASE(a_chat_that_does_not_wait_for_its_template_is_not_cancelled),
         CASE(a_request_larger_than_its_body_is_charged),
         CASE(a_template_is_charged),
         CASE(a_rendering_is_charged),

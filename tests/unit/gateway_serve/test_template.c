@@ -13,6 +13,7 @@
 #include "base/err.h"
 #include "gateway/serve/sandbox.h"
 #include "gateway/serve/template.h"
+#include "gateway/serve/template_turns.h"
 #include "lib/lib.h"
 
 #define TIMEOUT_MS 300
@@ -31,6 +32,14 @@ struct outcome {
 };
 
 static struct template *t;
+
+/* The payers of a test have an entry each. */
+uint64_t __wrap_rng_secret(void);
+
+uint64_t __wrap_rng_secret(void)
+{
+    return 1;
+}
 
 static void keep(void *user, int err, unsigned retry_s, const char *text, size_t len)
 {
@@ -384,6 +393,114 @@ static void a_template_that_failed_repeatedly_is_refused(void **state)
     t = shared;
 }
 
+/* Renders as this payer, and waits. */
+static void render_as(const char *payer, const char *source, const char *want)
+{
+    struct outcome o;
+    begin_as(payer, &o, source, "{}");
+    wait_for(&o);
+    assert_int_equal(o.err, 0);
+    assert_string_equal(o.text, want);
+    free(o.text);
+}
+
+/* Loops until a rendering takes much longer than one that makes its payer slow. */
+static void make_slow(const char *payer)
+{
+    int64_t took_us = 0;
+    for (unsigned n = 1000; took_us < 3 * TEMPLATE_TURNS_SLOW_US; n *= 2) {
+        char source[100];
+        snprintf(
+            source, sizeof(source),
+            "{%% for a in range(%u) %%}{%% for b in range(1000) %%}{%% endfor %%}{%% endfor %%}",
+            n);
+        int64_t begun_us = clock_us();
+        render_as(payer, source, "");
+        took_us = clock_us() - begun_us;
+    }
+}
+
+/* Waits until n helpers work. false: they never do. */
+static bool helpers_work(unsigned n)
+{
+    pid_t helpers[8];
+    int64_t until_us = clock_us() + 20000000;
+    while (find_helpers('R', helpers, 8) != n && clock_us() < until_us)
+        poll(NULL, 0, 5);
+    return find_helpers('R', helpers, 8) == n;
+}
+
+/* Whether both helpers render for this payer, until the end of the instance. */
+static bool gets_both_helpers(const char *payer)
+{
+    struct outcome o[2];
+    for (unsigned i = 0; i < 2; i++)
+        begin_as(payer, &o[i], ENDLESS, "{}");
+    bool both = helpers_work(2);
+    template_stop(t);
+    for (unsigned i = 0; i < 2; i++) {
+        wait_for(&o[i]);
+        free(o[i].text);
+    }
+    return both;
+}
+
+static void slow_payers_do_not_delay_quick_ones(void **state)
+{
+    (void)state;
+    struct template *shared = t;
+    struct outcome o[6];
+    assert_int_equal(template_new(2, 20000, WAIT_US, &t), 0);
+    render_as("quick", "x", "x");
+    make_slow("slow");
+    make_slow("slow too");
+    for (unsigned i = 0; i < 6; i++)
+        begin_as(i % 2 ? "slow" : "slow too", &o[i], ENDLESS, "{}");
+    for (unsigned i = 0; i < 20; i++)
+        render_as("quick", "x", "x");
+    for (unsigned i = 0; i < 6; i++)
+        assert_false(is_here(&o[i])); // none has ended before
+    template_free(t);
+    t = shared;
+    for (unsigned i = 0; i < 6; i++)
+        free(o[i].text);
+}
+
+static void an_only_payer_gets_all_helpers(void **state)
+{
+    (void)state;
+    struct template *shared = t;
+    assert_int_equal(template_new(2, 60000, WAIT_US, &t), 0);
+    make_slow("slow");
+    bool both = gets_both_helpers("slow");
+    template_free(t);
+    t = shared;
+    assert_true(both);
+}
+
+static void a_request_that_waits_can_be_cancelled(void **state)
+{
+    (void)state;
+    struct outcome o[4];
+    struct template *shared = busy(&o[0], 60000);
+    for (unsigned i = 1; i < 4; i++)
+        begin(&o[i], "x", "{}");
+    template_cancel(t, &o[2]);
+    template_cancel(t, &o[2]); // no longer waits
+    template_cancel(t, &o[0]); // is rendered
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(is_here(&o[i]), i == 2);
+    assert_int_equal(o[2].err, -ECANCELED);
+    template_free(t);
+    t = shared;
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(o[i].err, -ECANCELED);
+        assert_string_equal(o[i].text,
+                            i == 2 ? "the request was cancelled" : "the server is shutting down");
+        free(o[i].text);
+    }
+}
+
 static void a_request_over_the_limit_is_refused(void **state)
 {
     (void)state;
@@ -420,6 +537,7 @@ static void stopping_ends_renderings_immediately(void **state)
 
 static const char *hostile; // the script of new helpers; NULL: the product's
 static bool holds_start;    // a start only ends when it is no longer awaited
+static bool delays_start;   // a start takes longer than a rendering that makes its payer slow
 
 int __real_sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
                          pid_t *ret_pid, unsigned *ret_missing);
@@ -430,6 +548,8 @@ int __wrap_sandbox_start(const char *script, int fd, const struct sandbox_patien
                          pid_t *ret_pid, unsigned *ret_missing)
 {
     struct pollfd stop = {patience->stop_fd, POLLIN, 0};
+    if (delays_start)
+        poll(NULL, 0, 2 * TEMPLATE_TURNS_SLOW_US / 1000);
     if (holds_start)
         return fail(poll(&stop, 1, 60000) == 1 ? -ECANCELED : -EIO, "held");
     return __real_sandbox_start(hostile ? hostile : script, fd, patience, ret_pid, ret_missing);
@@ -538,6 +658,50 @@ static void stopping_does_not_await_the_start_of_a_helper(void **state)
     free(o.text);
 }
 
+/* The helpers die, and the next rendering starts them. */
+static void the_start_of_a_helper_makes_no_payer_slow(void **state)
+{
+    (void)state;
+    struct template *shared = t;
+    pid_t helpers[8];
+    assert_int_equal(template_new(2, 60000, WAIT_US, &t), 0);
+    render_as("other", "x", "x");
+    delays_start = true;
+    unsigned n = find_helpers(0, helpers, 8);
+    for (unsigned i = 0; i < n; i++)
+        assert_int_equal(kill(helpers[i], SIGKILL), 0);
+    render_as("quick", "x", "x");
+    bool both = gets_both_helpers("quick");
+    delays_start = false;
+    template_free(t);
+    t = shared;
+    assert_true(both);
+    still_renders();
+}
+
+/* The helper waits in the first rendering, as if other programs used all CPUs. */
+static void a_busy_machine_makes_no_payer_slow(void **state)
+{
+    (void)state;
+    struct template *shared = t;
+    hostile = "import sys, _thread\n"
+              "lock = _thread.allocate_lock()\n"
+              "lock.acquire()\n"
+              "sys.stdout.write('ready\\n'); sys.stdout.flush()\n"
+              "for line in sys.stdin:\n"
+              "    if 'wait' in line: lock.acquire(timeout=0.2)\n"
+              "    while 'range' in line: pass\n"
+              "    sys.stdout.write('{\"text\":\"x\"}\\n'); sys.stdout.flush()\n";
+    assert_int_equal(template_new(2, 60000, WAIT_US, &t), 0);
+    render_as("other", "x", "x");
+    render_as("quick", "wait", "x");
+    bool both = gets_both_helpers("quick");
+    template_free(t);
+    hostile = NULL;
+    t = shared;
+    assert_true(both);
+}
+
 static int start(void **state)
 {
     (void)state;
@@ -567,6 +731,9 @@ int main(void)
         cmocka_unit_test(the_death_of_an_idle_helper_has_no_effect),
         cmocka_unit_test(renderings_that_wait_are_limited),
         cmocka_unit_test(a_template_that_failed_repeatedly_is_refused),
+        cmocka_unit_test(slow_payers_do_not_delay_quick_ones),
+        cmocka_unit_test(an_only_payer_gets_all_helpers),
+        cmocka_unit_test(a_request_that_waits_can_be_cancelled),
         cmocka_unit_test(a_request_over_the_limit_is_refused),
         cmocka_unit_test(stopping_ends_renderings_immediately),
         cmocka_unit_test(a_reply_that_is_none_ends_its_request_only),
@@ -574,6 +741,8 @@ int main(void)
         cmocka_unit_test(a_reply_may_come_in_pieces),
         cmocka_unit_test(a_helper_that_does_not_start_is_an_error),
         cmocka_unit_test(stopping_does_not_await_the_start_of_a_helper),
+        cmocka_unit_test(the_start_of_a_helper_makes_no_payer_slow),
+        cmocka_unit_test(a_busy_machine_makes_no_payer_slow),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -1,5 +1,5 @@
-/* test_template_turns.c - the turns of payers, their limits, and the pauses of failing templates.
- * Time is an argument. */
+/* test_template_turns.c - the turns of payers, their limits, slow payers, and the pauses of failing
+ * templates. Time is an argument. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,19 +8,35 @@
 #include "lib/fakes/failing.h"
 #include "lib/lib.h"
 
+#define N_HELPERS 2
 #define MAX 64
 #define WAIT_US 1000000
 #define S 1000000 // microseconds
+#define SLOW_US (TEMPLATE_TURNS_SLOW_US + 1)
 
 static struct template_turns *t;
 static struct template_turn places[2 * MAX];
 static unsigned n_places;
 
+/* The payers of a test have an entry each. */
+uint64_t __wrap_rng_secret(void);
+
+uint64_t __wrap_rng_secret(void)
+{
+    return 1;
+}
+
+static void start_with(unsigned n_helpers)
+{
+    n_places = 0;
+    memset(places, 0, sizeof(places));
+    assert_int_equal(template_turns_new(n_helpers, MAX, WAIT_US, &t), 0);
+}
+
 static int start(void **state)
 {
     (void)state;
-    n_places = 0;
-    assert_int_equal(template_turns_new(MAX, WAIT_US, &t), 0);
+    start_with(N_HELPERS);
     return 0;
 }
 
@@ -52,7 +68,7 @@ static void render(const char *payer, enum template_turns_result result, int64_t
     assert_int_equal(enter(payer, "x", now_us), 0);
     int i = next(0, now_us);
     assert_int_equal(i, n_places - 1);
-    template_turns_end(t, &places[i], result, now_us);
+    template_turns_end(t, &places[i], result, 0, now_us);
 }
 
 static void payers_take_turns(void **state)
@@ -147,9 +163,9 @@ static void a_failing_template_has_one_helper_at_a_time(void **state)
     assert_int_equal(next(0, 0), first);
     assert_int_equal(next(0, 0), first + 2);
     assert_int_equal(next(0, 0), -1);
-    assert_false(template_turns_end(t, &places[first + 2], TEMPLATE_TURNS_DONE, 0));
+    assert_false(template_turns_end(t, &places[first + 2], TEMPLATE_TURNS_DONE, 0, 0));
     assert_int_equal(next(0, 0), -1);
-    assert_true(template_turns_end(t, &places[first], TEMPLATE_TURNS_DONE, 0));
+    assert_true(template_turns_end(t, &places[first], TEMPLATE_TURNS_DONE, 0, 0));
     assert_int_equal(next(0, 0), first + 1);
 }
 
@@ -179,17 +195,16 @@ static void a_template_that_runs_is_not_forgotten(void **state)
     assert_int_equal(enter("a", "x", 0), 0);
     struct template_turn *first;
     assert_int_equal(template_turns_next(t, 0, &first), 0);
-    struct template_turn probe = *first;
     for (unsigned i = 0; i < TEMPLATE_TURNS_FAILING; i++) {
         char payer[16];
         snprintf(payer, sizeof(payer), "b%u", i);
         n_places = 3;
         assert_int_equal(enter(payer, "x", 1), 0);
         assert_int_equal(next(0, 1), 3);
-        template_turns_end(t, &places[3], TEMPLATE_TURNS_FAILED, 1);
+        template_turns_end(t, &places[3], TEMPLATE_TURNS_FAILED, 0, 1);
     }
     assert_int_equal(next(0, 1), -1);
-    assert_true(template_turns_end(t, &probe, TEMPLATE_TURNS_DONE, 1));
+    assert_true(template_turns_end(t, first, TEMPLATE_TURNS_DONE, 0, 1));
     assert_int_equal(next(0, 1), 2);
 }
 
@@ -201,12 +216,12 @@ static void an_end_admits_others_only_after_its_own_probe(void **state)
         assert_int_equal(enter("a", "x", 0), 0);
     assert_int_equal(next(0, 0), 0);
     assert_int_equal(next(0, 0), 1);
-    template_turns_end(t, &places[0], TEMPLATE_TURNS_FAILED, 0);
+    template_turns_end(t, &places[0], TEMPLATE_TURNS_FAILED, 0, 0);
     assert_int_equal(next(0, 0), 2); // the only helper from now on
     assert_int_equal(next(0, 0), -1);
-    assert_false(template_turns_end(t, &places[1], TEMPLATE_TURNS_NOT_TRIED, 0));
+    assert_false(template_turns_end(t, &places[1], TEMPLATE_TURNS_NOT_TRIED, 0, 0));
     assert_int_equal(next(0, 0), -1);
-    assert_true(template_turns_end(t, &places[2], TEMPLATE_TURNS_NOT_TRIED, 0));
+    assert_true(template_turns_end(t, &places[2], TEMPLATE_TURNS_NOT_TRIED, 0, 0));
     assert_int_equal(next(0, 0), 3);
 }
 
@@ -219,6 +234,206 @@ static void a_payer_without_memory_takes_no_place(void **state)
     assert_int_equal(next(0, 0), -1);
     assert_int_equal(enter("a", "x", 0), 0);
     assert_int_equal(next(0, 0), n_places - 1);
+}
+
+/* ---- slow payers ---- */
+
+/* A rendering of this payer took so long, and ends now. */
+static void render_for(const char *payer, int64_t took_us, int64_t now_us)
+{
+    assert_int_equal(enter(payer, "x", now_us), 0);
+    int i = next(0, now_us);
+    assert_int_equal(i, n_places - 1);
+    template_turns_end(t, &places[i], TEMPLATE_TURNS_DONE, took_us, now_us);
+}
+
+/* The chat, whose rendering ends now. Returns whether others may be rendered. */
+static bool end_slow(int i, int64_t now_us)
+{
+    return template_turns_end(t, &places[i], TEMPLATE_TURNS_DONE, SLOW_US, now_us);
+}
+
+/* Two chats of the payer come. Returns how many of them are rendered concurrently, and ends
+ * them. */
+static unsigned n_concurrent(const char *payer, int64_t now_us)
+{
+    int running[2];
+    unsigned n = 0;
+    int first = (int)n_places;
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(enter(payer, "x", now_us), 0);
+    while (n < 2 && (running[n] = next(0, now_us)) >= 0)
+        n++;
+    for (unsigned i = 0; i < n; i++) {
+        assert_int_equal(running[i], first + (int)i);
+        template_turns_end(t, &places[running[i]], TEMPLATE_TURNS_DONE, 0, now_us);
+    }
+    while (template_turns_drop(t))
+        ;
+    return n;
+}
+
+static void the_last_helper_is_for_quick_payers(void **state)
+{
+    (void)state;
+    render_for("quick", SLOW_US - 1, 0);
+    render_for("slow", SLOW_US, 0);
+    assert_int_equal(n_concurrent("quick", 0), 2);
+    int first = (int)n_places;
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(enter("slow", "x", 0), 0);
+    assert_int_equal(enter("quick", "x", 0), 0);
+    assert_int_equal(next(0, 0), first);
+    assert_int_equal(next(0, 0), first + 3);
+    assert_int_equal(next(0, 0), -1);
+    assert_false(template_turns_end(t, &places[first + 3], TEMPLATE_TURNS_DONE, 0, 0));
+    assert_int_equal(next(0, 0), -1);
+    assert_true(end_slow(first, 0));
+    assert_int_equal(next(0, 0), first + 1);
+}
+
+static void slow_payers_together_get_all_helpers_but_one(void **state)
+{
+    (void)state;
+    static const unsigned n_helpers[] = {1, 2, 3, 8};
+    for (size_t i = 0; i < ARRAY_LEN(n_helpers); i++) {
+        template_turns_free(t);
+        start_with(n_helpers[i]);
+        char payer[2] = "a";
+        for (; payer[0] < 'j'; payer[0]++)
+            render_for(payer, SLOW_US, 0);
+        for (payer[0] = 'a'; payer[0] < 'j'; payer[0]++)
+            assert_int_equal(enter(payer, "x", 0), 0);
+        unsigned n = 0;
+        while (n < 9 && next(0, 0) >= 0)
+            n++;
+        assert_int_equal(n, n_helpers[i] > 1 ? n_helpers[i] - 1 : 1);
+        while (template_turns_drop(t))
+            ;
+    }
+}
+
+static void slow_payers_take_turns(void **state)
+{
+    (void)state;
+    static const char *const payers[] = {"a", "a", "a", "b", "c", "b"};
+    static const int order[] = {0, 3, 4, 1, 5, 2, -1};
+    for (char payer[2] = "a"; payer[0] <= 'c'; payer[0]++)
+        render_for(payer, SLOW_US, 0);
+    int first = (int)n_places;
+    for (size_t i = 0; i < ARRAY_LEN(payers); i++)
+        assert_int_equal(enter(payers[i], "x", 0), 0);
+    for (size_t i = 0; order[i] >= 0; i++) {
+        assert_int_equal(next(0, 0), first + order[i]);
+        assert_int_equal(next(0, 0), -1);
+        end_slow(first + order[i], 0);
+    }
+}
+
+static void an_only_payer_uses_all_helpers(void **state)
+{
+    (void)state;
+    enum { AWAY = TEMPLATE_TURNS_ALONE_US };
+    render_for("slow", SLOW_US, 0);
+    assert_int_equal(n_concurrent("slow", 0), 2);
+    render_for("quick", 0, 0);
+    assert_int_equal(n_concurrent("slow", 0), 1);
+    render_for("slow", SLOW_US, AWAY - 1);
+    assert_int_equal(n_concurrent("slow", AWAY - 1), 1);
+    assert_int_equal(n_concurrent("slow", AWAY), 2);
+    render_for("quick", 0, AWAY);
+    assert_int_equal(n_concurrent("slow", AWAY), 1);
+}
+
+static void a_payer_is_slow_for_a_while(void **state)
+{
+    (void)state;
+    enum { END = TEMPLATE_TURNS_SLOW_FOR_US };
+    render_for("quick", 0, 0);
+    assert_int_equal(n_concurrent("a", 0), 2);
+    render_for("a", SLOW_US, 0);
+    render_for("a", 0, END - 1); // is quick, but was not
+    assert_int_equal(n_concurrent("a", END - 1), 1);
+    assert_int_equal(n_concurrent("a", END), 2);
+}
+
+/* They wait for each other for longer than a payer is slow. */
+static void a_chat_of_a_slow_payer_stays_slow_while_it_waits(void **state)
+{
+    (void)state;
+    enum { LATER = WAIT_US, STEP = TEMPLATE_TURNS_SLOW_FOR_US - LATER };
+    render_for("a", SLOW_US, 0);
+    render_for("b", SLOW_US, 0);
+    int first = (int)n_places;
+    assert_int_equal(enter("a", "x", STEP), 0);
+    assert_int_equal(enter("b", "x", STEP), 0);
+    assert_int_equal(next(0, STEP + LATER), first);
+    assert_int_equal(next(0, STEP + LATER), -1);
+    assert_true(end_slow(first, STEP + LATER));
+    assert_int_equal(next(0, STEP + LATER), first + 1);
+}
+
+static void a_rendering_counts_as_slow_before_its_end(void **state)
+{
+    (void)state;
+    render_for("slow", SLOW_US, 0);
+    int first = (int)n_places;
+    assert_int_equal(enter("other", "x", 0), 0);
+    assert_int_equal(next(0, 1), first);
+    assert_int_equal(enter("slow", "x", 1), 0);
+    assert_int_equal(next(0, 1 + SLOW_US), -1);
+    assert_int_equal(next(0, SLOW_US), first + 1);
+}
+
+/* ---- chats that leave ---- */
+
+static void a_chat_that_leaves_is_not_rendered(void **state)
+{
+    (void)state;
+    static const int leave[] = {1, 2, 4, 0, 5}; // middle, last, only one, first, last that is left
+    int users[6];
+    for (int i = 0; i < 6; i++) {
+        places[i].user = &users[i];
+        assert_int_equal(enter(i < 3 || i == 5 ? "a" : i == 3 ? "b" : "c", "x", 0), 0);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(leave); i++) {
+        assert_ptr_equal(template_turns_leave(t, &users[leave[i]]), &places[leave[i]]);
+        assert_null(template_turns_leave(t, &users[leave[i]]));
+    }
+    assert_int_equal(next(0, 0), 3);
+    assert_null(template_turns_leave(t, &users[3])); // is rendered
+    assert_int_equal(next(0, 0), -1);
+    assert_int_equal(enter("a", "x", 0), 0);
+    assert_int_equal(enter("a", "x", 0), 0);
+    assert_int_equal(next(0, 0), 6);
+    assert_int_equal(next(0, 0), 7);
+}
+
+static void the_last_chat_that_leaves_is_followed_by_new_ones(void **state)
+{
+    (void)state;
+    int user;
+    places[1].user = &user;
+    assert_int_equal(enter("a", "x", 0), 0);
+    assert_int_equal(enter("a", "x", 0), 0);
+    assert_ptr_equal(template_turns_leave(t, &user), &places[1]);
+    assert_int_equal(enter("a", "x", 0), 0);
+    assert_int_equal(next(0, 0), 0);
+    assert_int_equal(next(0, 0), 2);
+    assert_int_equal(next(0, 0), -1);
+}
+
+static void a_chat_that_leaves_frees_its_place(void **state)
+{
+    (void)state;
+    int user;
+    places[3].user = &user;
+    for (unsigned i = 0; i < MAX / 2; i++)
+        assert_int_equal(enter("a", "x", 0), 0);
+    assert_int_equal(enter("a", "x", 0), -EDQUOT);
+    assert_ptr_equal(template_turns_leave(t, &user), &places[3]);
+    assert_int_equal(enter("a", "x", 0), 0);
+    assert_int_equal(enter("a", "x", 0), -EDQUOT);
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, end)
@@ -236,6 +451,16 @@ int main(void)
         CASE(a_template_that_runs_is_not_forgotten),
         CASE(an_end_admits_others_only_after_its_own_probe),
         CASE(a_payer_without_memory_takes_no_place),
+        CASE(the_last_helper_is_for_quick_payers),
+        CASE(slow_payers_together_get_all_helpers_but_one),
+        CASE(slow_payers_take_turns),
+        CASE(an_only_payer_uses_all_helpers),
+        CASE(a_payer_is_slow_for_a_while),
+        CASE(a_chat_of_a_slow_payer_stays_slow_while_it_waits),
+        CASE(a_rendering_counts_as_slow_before_its_end),
+        CASE(a_chat_that_leaves_is_not_rendered),
+        CASE(the_last_chat_that_leaves_is_followed_by_new_ones),
+        CASE(a_chat_that_leaves_frees_its_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
