@@ -605,6 +605,7 @@ static void join_metrics(struct query *a, bool openmetrics, struct buf *body)
     prom_merge_init(&all, openmetrics);
     prom_merge_add(&all, body->data ? body->data : "", body->len, a->g->instance,
                    strlen(a->g->instance));
+    prom_merge_own_done(&all);
     buf_clear(body);
     for (unsigned i = 0; i < a->n; i++)
         if (a->replies[i].stats && !is_repeated(a, i))

@@ -73,12 +73,33 @@ static struct prom_merge_family *find_or_add_family(struct prom_merge *p,
     return f;
 }
 
+void prom_merge_own_done(struct prom_merge *p)
+{
+    p->others_only = true;
+}
+
+/* Whether the name begins with this text, which is then removed. */
+static bool skip(struct prom_line_text *name, const char *start)
+{
+    size_t n = strlen(start);
+    if (name->len < n || memcmp(name->at, start, n) != 0)
+        return false;
+    *name = (struct prom_line_text){name->at + n, name->len - n};
+    return true;
+}
+
+static bool is_permitted(const struct prom_merge *p, struct prom_line_text name)
+{
+    return !p->others_only || skip(&name, "process_") ||
+           (skip(&name, "tandem_") && !skip(&name, "gateway_"));
+}
+
 /* The number plus 1 of the family of the samples that follow. 0: the comment names none. */
 static size_t read_comment(struct prom_merge *p, struct prom_line_text line)
 {
     struct prom_line_text name;
-    struct prom_merge_family *f =
-        prom_line_read_comment(line, &name) ? find_or_add_family(p, name) : NULL;
+    bool ok = prom_line_read_comment(line, &name) && is_permitted(p, name);
+    struct prom_merge_family *f = ok ? find_or_add_family(p, name) : NULL;
     if (!f)
         return 0;
     char **slot = line.at[2] == 'H' ? &f->help : &f->type;
@@ -112,7 +133,8 @@ static void add_sample(struct prom_merge *p, size_t current, struct prom_line_te
                        const char *label)
 {
     struct prom_line_sample sample;
-    if (!prom_line_read_sample(line, &sample) || (sample.has_exemplar && !p->exemplars))
+    if (!prom_line_read_sample(line, &sample) || (sample.has_exemplar && !p->exemplars) ||
+        !is_permitted(p, sample.name))
         return;
     struct prom_merge_family *f = family_of(p, current, sample.name);
     if (!f)

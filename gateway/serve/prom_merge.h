@@ -19,6 +19,7 @@ struct prom_merge_family;
 
 struct prom_merge {
     bool exemplars;
+    bool others_only; // see prom_merge_own_done()
     struct prom_merge_family *families;
     size_t n, cap;
     uint64_t secret;                  // processes must not choose names that meet in one slot
@@ -32,6 +33,9 @@ void prom_merge_done(struct prom_merge *p);
  * PROM_MERGE_MAX_ADDED bytes are dropped. */
 void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const char *instance,
                     size_t instance_len);
+/* The own metrics are added. From now on, lines are dropped unless their family is tandem_* or
+ * process_*, but not tandem_gateway_*. So no service can claim what the gateway measures. */
+void prom_merge_own_done(struct prom_merge *p);
 void prom_merge_write(const struct prom_merge *p, struct buf *to);
 /* Writes OpenMetrics 1.0: families of counters without _total, `# EOF` at the end. */
 void prom_merge_write_openmetrics(const struct prom_merge *p, struct buf *to);

@@ -93,12 +93,19 @@ static enum upstream_state state_of(const Tandem__V1__ModelInfo *info)
     }
 }
 
+#define QUOTED 128 // bytes of a quoted name or fingerprint
+
+static const char *quote(ProtobufCBinaryData text, char out[QUOTED])
+{
+    return log_quote((const char *)text.data, text.len, out, QUOTED);
+}
+
 /* With the lock. */
 static void set_state(struct verifier *v, enum upstream_state state)
 {
+    char name[QUOTED];
     if (state != v->state && state == UPSTREAM_READY)
-        log_info("verifier ready target=%s model=%.*s", v->target, (int)v->model->info->name.len,
-                 (char *)v->model->info->name.data);
+        log_info("verifier ready target=%s model=%s", v->target, quote(v->model->info->name, name));
     else if (state != v->state && state == UPSTREAM_DOWN)
         log_warn("verifier down target=%s, answering 503 until it is back: %s", v->target,
                  v->problem);
@@ -135,13 +142,6 @@ static int check_info(const Tandem__V1__ModelInfo *info)
         return 0;
     return fail(-EPROTO, "the verifier speaks protocol version %u, this gateway version %d",
                 info->protocol, TANDEM__V1__PROTOCOL__PROTOCOL_VERSION);
-}
-
-#define QUOTED 128 // bytes of a quoted name or fingerprint
-
-static const char *quote(ProtobufCBinaryData text, char out[QUOTED])
-{
-    return log_quote((const char *)text.data, text.len, out, QUOTED);
 }
 
 /* With the lock. The other verifier owns the model name of this one. */

@@ -434,7 +434,7 @@ static void report(unsigned i, const char *instance, const char *const *proposer
 {
     tandem__v1__stats_reply__init(&reported[i].reply);
     reported[i].reply.instance = rpc_text(instance);
-    reported[i].reply.prometheus = rpc_text("m 1\n");
+    reported[i].reply.prometheus = rpc_text("tandem_m 1\n");
     unsigned n = 0;
     for (; proposers && proposers[n]; n++) {
         tandem__v1__proposer_series__init(&reported[i].series[n]);
@@ -464,7 +464,7 @@ static void each_verifier_has_its_instance_or_its_target(void **state)
         assert_string_equal(r->type, "text/plain; version=0.0.4; charset=utf-8");
         for (unsigned j = 0; j < 2; j++) {
             char want[64];
-            snprintf(want, sizeof(want), "\nm{instance=\"%s\"} 1\n", v[i].has[j]);
+            snprintf(want, sizeof(want), "\ntandem_m{instance=\"%s\"} 1\n", v[i].has[j]);
             has(text, want);
         }
         has(text, "\ntandem_gateway_requests_active{instance=\"gw\"} 6\n");
@@ -475,9 +475,9 @@ static void each_verifier_has_its_instance_or_its_target(void **state)
     health_metrics(&g, r);
     report(0, "v1", NULL);
     report(1, "v1", NULL);
-    const char *text = answered(200), *first = strstr(text, "\nm{");
+    const char *text = answered(200), *first = strstr(text, "\ntandem_m{");
     assert_non_null(first);
-    assert_null(strstr(first + 1, "\nm{"));
+    assert_null(strstr(first + 1, "\ntandem_m{"));
 }
 
 static void verifiers_without_statistics_are_left_out(void **state)
@@ -490,7 +490,7 @@ static void verifiers_without_statistics_are_left_out(void **state)
     report(1, "v2", NULL);
     fails(2, RPC_UNIMPLEMENTED);
     const char *text = answered(200);
-    has(text, "\nm{instance=\"v2\"} 1\n");
+    has(text, "\ntandem_m{instance=\"v2\"} 1\n");
     has(text, "target=\"unix:/a\"} 0\n");
     has(text, "target=\"unix:/b\"} 1\n");
     has(text, "target=\"unix:/c\"} 0\n"); // it loads
@@ -536,7 +536,7 @@ static void openmetrics_are_sent_on_request(void **state)
     const char *text = answered(200);
     assert_string_equal(r->type, "application/openmetrics-text; version=1.0.0; charset=utf-8");
     assert_string_equal(text + strlen(text) - 6, "# EOF\n");
-    has(text, "# TYPE m unknown\nm{instance=\"v1\"} 1\n");
+    has(text, "# TYPE tandem_m unknown\ntandem_m{instance=\"v1\"} 1\n");
     accept_field = "text/plain";
     health_metrics(&g, r);
     report(0, "v1", NULL);

@@ -45,6 +45,20 @@ static void families_are_merged_with_an_instance_label(void **state)
        "a{instance=\"two\"} 4\n# TYPE b gauge\nb{instance=\"one\"} 3\n");
 }
 
+static void no_service_has_the_families_of_the_gateway(void **state)
+{
+    (void)state;
+    add("# TYPE tandem_gateway_a counter\ntandem_gateway_a 1\nother 2\n", "one");
+    prom_merge_own_done(&p);
+    add("# HELP tandem_gateway_a Mine.\ntandem_gateway_a 9\ntandem_gateway_b 9\nother 9\nup 1\n"
+        "# TYPE up gauge\nup 1\n# TYPE tandem_c gauge\ntandem_gateway_a 9\ntandem_c 3\n"
+        "process_d 4\n",
+        "two");
+    is("# TYPE tandem_gateway_a counter\ntandem_gateway_a{instance=\"one\"} 1\n"
+       "other{instance=\"one\"} 2\n# TYPE tandem_c gauge\ntandem_c{instance=\"two\"} 3\n"
+       "process_d{instance=\"two\"} 4\n");
+}
+
 static void samples_of_a_histogram_stay_together(void **state)
 {
     (void)state;
@@ -371,6 +385,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(many_lines_of_unknown_families_end, begin, end),
         cmocka_unit_test_setup_teardown(names_have_letters_digits_and_two_more_characters, begin,
                                         end),
+        cmocka_unit_test_setup_teardown(no_service_has_the_families_of_the_gateway, begin, end),
         cmocka_unit_test_setup_teardown(the_first_comments_of_a_family_count, begin, end),
         cmocka_unit_test_setup_teardown(families_without_samples_are_left_out, begin, end),
         cmocka_unit_test_setup_teardown(without_memory_series_are_left_out, begin, end),
