@@ -233,7 +233,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
         return turn == HTTP_TURN_LATER ? MHD_YES : MHD_NO;
     int64_t from_us = thread_us();
     enum MHD_Result ok = handle(r);
-    request_pace_done(s->pace, &r->turn, thread_us() - from_us + OTHER_WORK_US);
+    request_pace_done(s->pace, &r->turn, thread_us() - from_us + OTHER_WORK_US, clock_us());
     return ok;
 }
 
@@ -245,7 +245,7 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **request,
     if (!r)
         return;
     *request = NULL;
-    request_pace_leave(s->pace, &r->turn);
+    request_pace_leave(s->pace, &r->turn, clock_us());
     /* libmicrohttpd removes a connection that ended early only when its thread wakes. */
     if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && !atomic_load(&s->stopping))
         MHD_resume_connection(c);
