@@ -135,7 +135,7 @@ static bool has_others(const struct template_turns *t, const struct template_tur
  * wait long for each other, would all be quick again at their next turns. */
 static bool is_slow(const struct template_turn *turn, int64_t now_us)
 {
-    return turn->was_slow || now_us < turn->entry->slow_until_us;
+    return turn->is_large || turn->was_slow || now_us < turn->entry->slow_until_us;
 }
 
 /* Helpers that slow payers use now, also those whose rendering has not ended yet. */
@@ -216,6 +216,7 @@ int template_turns_enter(struct template_turns *t, struct template_turn *turn, c
     if (!payer)
         return fail(-ENOMEM, "template: no memory");
     *turn = (struct template_turn){.user = turn->user,
+                                   .is_large = turn->is_large,
                                    .entry = entry,
                                    .key = XXH3_64bits_withSeed(source, len, seed),
                                    .since_us = now_us,

@@ -7,10 +7,11 @@
  * one helper at a time. From the second failure in a row on, it is refused for a growing pause. It
  * is not refused for others: a payer could make a good template slow by its messages.
  *
- * A payer whose rendering took longer than TEMPLATE_TURNS_SLOW_US is slow for a while. Slow payers
- * together get all helpers but one, and at least one, while other payers send chats. So chats of
- * quick payers do not wait for them. Slow payers take turns among themselves, too. The table of
- * slow payers has a fixed size. Payers that meet in one entry are slow together.
+ * A payer whose rendering took longer than TEMPLATE_TURNS_SLOW_US is slow for a while. Slow payers,
+ * and large chats of any payer, together get all helpers but one, and at least one, while other
+ * payers send chats. So chats of quick payers do not wait for them. Slow payers take turns among
+ * themselves, too. The table of slow payers has a fixed size. Payers that meet in one entry are
+ * slow together.
  *
  * Threads: one at a time. */
 #pragma once
@@ -32,13 +33,14 @@ struct template_turns_entry;
 /* FAILED: its helper had to be killed. NOT_TRIED: there was no helper. */
 enum template_turns_result { TEMPLATE_TURNS_DONE, TEMPLATE_TURNS_FAILED, TEMPLATE_TURNS_NOT_TRIED };
 
-/* The place of a chat. The caller sets `user` before template_turns_enter(). */
+/* The place of a chat. The caller sets `user` and `is_large` before template_turns_enter(). */
 struct template_turn {
     void *user;                         // of the caller, for template_turns_leave()
     struct template_turn *next;         // of the same payer; or of those that are rendered
     struct template_turns_entry *entry; // of the payer
     uint64_t key;                       // of payer and template
     int64_t since_us;                   // waits; then: is rendered
+    bool is_large;                      // it counts as that of a slow payer
     bool was_slow;                      // the payer, when the chat came
     bool probes;      // its template has failed, and no other chat of it begins meanwhile
     unsigned retry_s; // after -EBUSY: when its template is tried again, rounded up

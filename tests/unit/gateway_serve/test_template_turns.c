@@ -313,6 +313,27 @@ static void slow_payers_together_get_all_helpers_but_one(void **state)
     }
 }
 
+/* Of payers about which nothing is known. */
+static void large_chats_leave_a_helper_too(void **state)
+{
+    (void)state;
+    static const char *const payers[] = {"a", "b", "c", "d"};
+    template_turns_free(t);
+    start_with(3);
+    for (size_t i = 0; i < ARRAY_LEN(payers); i++) {
+        places[n_places].is_large = i < 3;
+        assert_int_equal(enter(payers[i], "x", 0), 0);
+    }
+    assert_int_equal(next(0, 0), 0);
+    assert_int_equal(next(0, 0), 1);
+    assert_int_equal(next(0, 0), 3);
+    assert_int_equal(next(0, 0), -1);
+    assert_true(template_turns_end(t, &places[0], TEMPLATE_TURNS_DONE, 0, 0));
+    assert_int_equal(next(0, 0), 2);
+    for (int i = 1; i < 4; i++)
+        template_turns_end(t, &places[i], TEMPLATE_TURNS_DONE, 0, 0);
+}
+
 static void slow_payers_take_turns(void **state)
 {
     (void)state;
@@ -455,6 +476,7 @@ int main(void)
         CASE(slow_payers_together_get_all_helpers_but_one),
         CASE(slow_payers_take_turns),
         CASE(an_only_payer_uses_all_helpers),
+        CASE(large_chats_leave_a_helper_too),
         CASE(a_payer_is_slow_for_a_while),
         CASE(a_chat_of_a_slow_payer_stays_slow_while_it_waits),
         CASE(a_rendering_counts_as_slow_before_its_end),
