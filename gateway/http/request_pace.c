@@ -10,6 +10,7 @@
 #include "base/rng.h"
 #include "base/svc.h"
 #include "base/thread.h"
+#include "gateway/http/others.h"
 
 #define PART 4 // an address gets 1 / PART of the threads' time
 #define TICK_US 1000
@@ -44,10 +45,7 @@ struct request_pace {
     unsigned n_begun;         // requests that have begun and are not handled yet
     unsigned n_direct;        // requests that have begun without a wait since ...
     int64_t direct_us;        // ... this time
-    struct {
-        const struct request_pace_entry *entry;
-        int64_t at_us;
-    } recent[2]; // the last two different addresses
+    struct others others;     // by entry
     bool ended;
 };
 
@@ -58,29 +56,10 @@ static int64_t interval_us(const struct request_pace *p, int64_t work_us)
     return work_us * PART / p->n_threads;
 }
 
-static void note_client(struct request_pace *p, const struct request_pace_entry *e, int64_t now_us)
-{
-    if (p->recent[0].entry != e)
-        p->recent[1] = p->recent[0];
-    p->recent[0].entry = e;
-    p->recent[0].at_us = now_us;
-}
-
-/* Whether another address has sent a request lately. */
-static bool has_others(const struct request_pace *p, const struct request_pace_entry *e,
-                       int64_t now_us)
-{
-    bool others = false;
-    for (int i = 0; i < 2; i++)
-        others |= p->recent[i].entry && p->recent[i].entry != e &&
-                  now_us - p->recent[i].at_us < REQUEST_PACE_ALONE_US;
-    return others;
-}
-
 /* Whether the rate of the address allows a request. */
 static bool is_due(const struct request_pace *p, const struct request_pace_entry *e, int64_t now_us)
 {
-    return p->ended || e->next_us <= now_us || !has_others(p, e, now_us);
+    return p->ended || e->next_us <= now_us || !others_are_there(&p->others, e, now_us);
 }
 
 static unsigned n_places(const struct request_pace *p)
@@ -102,7 +81,7 @@ static bool begins_directly(struct request_pace *p, const struct request_pace_en
 {
     if (e->first || !is_due(p, e, now_us))
         return false;
-    if (p->ended || !has_others(p, e, now_us))
+    if (p->ended || !others_are_there(&p->others, e, now_us))
         return true;
     if (now_us - p->direct_us >= TICK_US) {
         p->direct_us = now_us;
@@ -117,7 +96,7 @@ static void charge(struct request_pace *p, struct request_pace_turn *t, int64_t 
 {
     struct request_pace_entry *e = t->entry;
     int64_t earliest_us = now_us - interval_us(p, REQUEST_PACE_BURST_US);
-    if (!has_others(p, e, now_us)) {
+    if (!others_are_there(&p->others, e, now_us)) {
         t->charged_us = 0;
         return;
     }
@@ -216,7 +195,7 @@ bool request_pace_ask(struct request_pace *p, struct request_pace_turn *t, const
     pthread_mutex_lock(&p->mu);
     t->entry = &p->entries[address_hash(&site, p->secret) % REQUEST_PACE_ENTRIES];
     t->charged_us = by_size_us < MOST_US ? by_size_us : MOST_US;
-    note_client(p, t->entry, now_us);
+    others_note(&p->others, t->entry, now_us);
     bool now = begins_directly(p, t->entry, now_us);
     if (now)
         begin(p, t, now_us);

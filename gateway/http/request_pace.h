@@ -27,9 +27,8 @@
 #include "gateway/http/address.h"
 
 #define REQUEST_PACE_ENTRIES 4096
-#define REQUEST_PACE_BURST_US 5000     // of the threads' time
-#define REQUEST_PACE_BEGUN 2           // per thread; 4 and 8 were not faster (2026-11-28)
-#define REQUEST_PACE_ALONE_US 60000000 // without requests of other addresses: no limit
+#define REQUEST_PACE_BURST_US 5000 // of the threads' time
+#define REQUEST_PACE_BEGUN 2       // per thread; 4 and 8 were not faster (2026-11-28)
 
 struct request_pace;
 

@@ -6,6 +6,7 @@
 #include <xxhash.h>
 #include "base/err.h"
 #include "base/rng.h"
+#include "gateway/http/others.h"
 #include "gateway/serve/template_turns.h"
 
 struct payer {
@@ -35,10 +36,7 @@ struct template_turns {
     struct failing failing[TEMPLATE_TURNS_FAILING];
     struct template_turns_entry entries[TEMPLATE_TURNS_ENTRIES];
     struct template_turn *running; // are rendered
-    struct {
-        const struct template_turns_entry *entry;
-        int64_t at_us;
-    } recent[2]; // the last two different payers
+    struct others others;          // by entry
 };
 
 int template_turns_new(unsigned n_helpers, unsigned max, int64_t wait_us,
@@ -111,26 +109,6 @@ static void end_try(struct template_turns *t, const struct template_turn *turn,
 
 /* ---- slow payers ---- */
 
-static void note_payer(struct template_turns *t, const struct template_turns_entry *e,
-                       int64_t now_us)
-{
-    if (t->recent[0].entry != e)
-        t->recent[1] = t->recent[0];
-    t->recent[0].entry = e;
-    t->recent[0].at_us = now_us;
-}
-
-/* Whether another payer has sent a chat lately. */
-static bool has_others(const struct template_turns *t, const struct template_turns_entry *e,
-                       int64_t now_us)
-{
-    bool others = false;
-    for (int i = 0; i < 2; i++)
-        others |= t->recent[i].entry && t->recent[i].entry != e &&
-                  now_us - t->recent[i].at_us < TEMPLATE_TURNS_ALONE_US;
-    return others;
-}
-
 /* A chat that came from a slow payer stays slow while it waits. Otherwise many slow payers, which
  * wait long for each other, would all be quick again at their next turns. */
 static bool is_slow(const struct template_turn *turn, int64_t now_us)
@@ -152,7 +130,7 @@ static bool must_wait(const struct template_turns *t, const struct template_turn
                       int64_t now_us)
 {
     unsigned most = t->n_helpers > 1 ? t->n_helpers - 1 : 1;
-    return is_slow(turn, now_us) && has_others(t, turn->entry, now_us) &&
+    return is_slow(turn, now_us) && others_are_there(&t->others, turn->entry, now_us) &&
            n_slow_helpers(t, now_us) >= most;
 }
 
@@ -206,7 +184,7 @@ int template_turns_enter(struct template_turns *t, struct template_turn *turn, c
     const struct payer *known = find_payer(t, name);
     uint64_t seed = XXH3_64bits_withSeed(name, strlen(name), t->secret);
     struct template_turns_entry *entry = &t->entries[seed % TEMPLATE_TURNS_ENTRIES];
-    note_payer(t, entry, now_us);
+    others_note(&t->others, entry, now_us);
     if (t->n == t->max)
         return fail(-EAGAIN, "%u chats already wait for their templates; try again", t->n);
     if (known && known->n + 1 > t->max - t->n - 1)

@@ -25,7 +25,6 @@
 #define TEMPLATE_TURNS_ENTRIES 4096         // of payers
 #define TEMPLATE_TURNS_SLOW_US 100000       // a longer rendering makes its payer slow ...
 #define TEMPLATE_TURNS_SLOW_FOR_US 10000000 // ... for this long
-#define TEMPLATE_TURNS_ALONE_US 60000000    // without chats of other payers: all helpers
 
 struct template_turns;
 struct template_turns_entry;

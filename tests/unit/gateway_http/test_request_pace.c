@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/thread.h"
+#include "gateway/http/others.h"
 #include "gateway/http/request_pace.h"
 #include "lib/fakes/failing.h"
 #include "lib/fakes/failing_thread.h"
@@ -208,9 +209,9 @@ static void the_others_are_forgotten(void **state)
     assert_int_equal(ask(&alice, 0, 1, 0, NOW), 1);
     assert_int_equal(ask_and_handle(&alice, 1, BURST + 100, 0, NOW), BURST - 1);
     request_pace_done(pace, &turns[0], 1000 * S, NOW); // then none may begin for long
-    tick(NOW + REQUEST_PACE_ALONE_US - 1);
+    tick(NOW + OTHERS_AWAY_US - 1);
     assert_int_equal(n_gone, 0);
-    int64_t now_us = NOW + REQUEST_PACE_ALONE_US;
+    int64_t now_us = NOW + OTHERS_AWAY_US;
     request_pace_tick(pace, now_us);
     assert_int_equal(n_gone, PLACES); // not all together: others may come
     tick(now_us);

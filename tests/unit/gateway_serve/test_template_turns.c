@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/err.h"
+#include "gateway/http/others.h"
 #include "gateway/serve/template_turns.h"
 #include "lib/fakes/failing.h"
 #include "lib/lib.h"
@@ -354,7 +355,7 @@ static void slow_payers_take_turns(void **state)
 static void an_only_payer_uses_all_helpers(void **state)
 {
     (void)state;
-    enum { AWAY = TEMPLATE_TURNS_ALONE_US };
+    enum { AWAY = OTHERS_AWAY_US };
     render_for("slow", SLOW_US, 0);
     assert_int_equal(n_concurrent("slow", 0), 2);
     render_for("quick", 0, 0);
