@@ -100,7 +100,7 @@ static unsigned printable(const char *s, size_t len)
 
 const char *log_quote(const void *text, size_t len, char *out, size_t out_size)
 {
-    const char *s = text, *end = s + len;
+    const char *s = text ? text : "", *end = s + len;
     size_t n = 0;
     out[n++] = '"';
     while (s < end && n + 6 < out_size) {

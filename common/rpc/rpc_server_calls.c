@@ -299,10 +299,10 @@ size_t rpc_call_unread(struct rpc_call *c)
 /* Whether the call costs its client nothing, because its method refuses it. With c->mu. */
 static bool was_cheap(const struct rpc_call *c, enum rpc_code code)
 {
-    bool is_own = code != RPC_OK && code != RPC_UNAVAILABLE && code != RPC_CANCELLED &&
-                  code != RPC_DEADLINE_EXCEEDED; // the client's error
+    bool is_refusal = code != RPC_OK && code != RPC_UNAVAILABLE && code != RPC_INTERNAL &&
+                      code != RPC_CANCELLED && code != RPC_DEADLINE_EXCEEDED;
     bool has_answer = c->sent_headers || c->q.n_bytes;
-    return is_own && !has_answer && !c->is_refused && !c->is_cheap &&
+    return is_refusal && !has_answer && !c->is_refused && !c->is_cheap &&
            !rpc_server_is_service(c->roles);
 }
 

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include "base/clock.h"
@@ -98,30 +99,35 @@ static bool message_passes(struct rpc_frames *f, const struct msghdr *m, size_t 
     return ok;
 }
 
-/* Whether the n bytes that were read from fd may pass. */
-static bool received(int fd, const struct msghdr *m, size_t n)
+/* Whether the n bytes that were read from fd may pass. *ret_ends: they are the first that may not.
+ * gRPC core reads again what the system still holds of a connection that is shut down. */
+static bool received(int fd, const struct msghdr *m, size_t n, bool *ret_ends)
 {
     ino_t socket;
     struct wire *w = wire_of(fd, &socket);
+    *ret_ends = false;
     if (!w)
         return true;
     pthread_mutex_lock(&w->mu);
     if (w->socket != socket)
         w->frames = (struct rpc_frames){0};
     w->socket = socket;
-    bool ok = message_passes(&w->frames, m, n);
+    bool over = w->frames.state == RPC_FRAMES_OVER, ok = message_passes(&w->frames, m, n);
     pthread_mutex_unlock(&w->mu);
+    *ret_ends = !ok && !over;
     return ok;
 }
 
-static void end(int fd)
+static void end_connection(int fd)
 {
-    char from[RPC_PEER_ADDRESS_MAX] = "unix";
+    char from[RPC_PEER_ADDRESS_MAX] = "unknown";
     struct sockaddr_storage a = {0};
     struct rpc_peer_address peer;
-    if (getpeername(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}) == 0 &&
-        rpc_peer_address_of(&a, &peer))
+    getpeername(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)});
+    if (rpc_peer_address_of(&a, &peer))
         rpc_peer_address_text(&peer, from);
+    else if (a.ss_family == AF_UNIX)
+        strcpy(from, "unix");
     report(from); // before the peer notices
     shutdown(fd, SHUT_RDWR);
 }
@@ -130,10 +136,12 @@ static void end(int fd)
 __attribute__((visibility("default"))) ssize_t recvmsg(int fd, struct msghdr *m, int flags)
 {
     rpc_wire_init();
+    bool ends;
     ssize_t n = next.recvmsg(fd, m, flags);
-    if (n <= 0 || flags || received(fd, m, (size_t)n))
+    if (n <= 0 || flags || received(fd, m, (size_t)n, &ends))
         return n;
-    end(fd);
+    if (ends)
+        end_connection(fd);
     return 0;
 }
 
@@ -159,9 +167,11 @@ __attribute__((visibility("default"))) int SSL_read(SSL *ssl, void *to, int n)
     rpc_wire_init();
     int got = next.ssl_read(ssl, to, n);
     struct rpc_frames *f = got > 0 ? frames_of(ssl) : NULL;
+    bool over = f && f->state == RPC_FRAMES_OVER;
     if (got <= 0 || (f && rpc_frames_pass(f, to, (size_t)got, clock_us())))
         return got;
-    report("TLS");
+    if (f && !over)
+        report("TLS");
     ERR_raise(ERR_LIB_USER, 1);
     return -1;
 }

@@ -113,6 +113,14 @@ static void remove_connection(struct connections *s, struct connection *k)
     free(k);
 }
 
+/* With the lock. Closes a connection that waits for its handshake. */
+static void close_waiting(struct connections *s, struct connection *k)
+{
+    int fd = k->fd;
+    remove_connection(s, k);
+    close(fd);
+}
+
 /* Identifies the socket that a descriptor refers to; 0: the descriptor is closed. */
 static ino_t socket_of(int fd)
 {
@@ -268,8 +276,8 @@ void connections_end(struct connections *s, int64_t timeout_us)
         for (struct connection *k = s->all, *next; k; k = next) {
             next = k->next;
             if (k->due_us)
-                close(k->fd);
-            if (k->due_us || was_never_opened(k))
+                close_waiting(s, k);
+            else if (was_never_opened(k))
                 remove_connection(s, k);
             else
                 shutdown(k->fd, SHUT_RDWR);
@@ -285,8 +293,10 @@ void connections_end(struct connections *s, int64_t timeout_us)
 /* How gladly a connection is given up: greater is sooner; 0: never. */
 static int rank(const struct connection *k)
 {
-    if (k->ending || !k->c || k->reserve)
+    if (k->ending || k->reserve || (!k->c && !k->due_us))
         return 0;
+    if (k->due_us)
+        return 5; // nothing was done for it yet
     if (k->phase == CONNECTION_ANSWERING) // gives_way() decides
         return k->r ? 1 : 0;
     return k->phase == CONNECTION_IDLE && k->used ? 4 : !k->r ? 3 : 2; // a body is on its way
@@ -318,6 +328,10 @@ static bool free_place(struct connections *s, const struct address_count *of)
             found = k;
     if (!found)
         return false;
+    if (found->due_us) {
+        close_waiting(s, found);
+        return true;
+    }
     drop_count(s, found);
     found->ending = true;
     s->n_ending++;
@@ -418,6 +432,9 @@ static void admit(struct connections *s, int fd, const struct sockaddr *a, sockl
     else if (k)
         remove_connection(s, k);
     bool waits = ok && k->due_us;
+    struct epoll_event hang_up = {.events = EPOLLRDHUP | EPOLLET, .data.fd = fd};
+    if (waits)
+        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &hang_up);
     pthread_mutex_unlock(&s->mu);
     if (!ok) {
         close(fd);
@@ -448,6 +465,7 @@ static void pass_on_due(struct connections *s, int64_t now_us)
         if (k) {
             k->due_us = 0;
             k->since_us = now_us;
+            epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, k->fd, NULL); // connections_open() adds it
         }
         pthread_mutex_unlock(&s->mu);
         struct sockaddr_storage a = {0}; // no longer known if the client has hung up
@@ -526,7 +544,10 @@ static struct http_request *find_hung_up_request(struct connections *s, int fd)
     struct pollfd p = {fd, POLLRDHUP, 0};
     pthread_mutex_lock(&s->mu);
     struct connection *k = (size_t)fd < s->n_by_fd ? s->by_fd[fd] : NULL;
-    if (k && poll(&p, 1, 0) == 1 && p.revents) { // fd may already be another connection
+    bool hung_up = k && poll(&p, 1, 0) == 1 && p.revents; // fd may already be another connection
+    if (hung_up && k->due_us) {
+        close_waiting(s, k);
+    } else if (hung_up) {
         k->hung_up = true;
         k->read_us = clock_us();
         r = k->r ? http_ref(k->r) : NULL;

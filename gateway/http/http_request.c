@@ -14,7 +14,9 @@
 
 #define BLOCK_BYTES 16384 // of an answer per read
 #define OUT_STEP 65536    // unread bytes of a stream are counted in whole steps
-#define UNREAD_US 100000  // a usual reader takes the next block sooner
+/* A usual reader takes the next block within some ms. With more time, two addresses could hold all
+ * places with 4,096 requests in it. */
+#define UNREAD_US 100000
 
 /* ---- for the application ---- */
 
@@ -214,7 +216,6 @@ void http_reply(struct http_request *r, int status, const char *type, struct buf
     pthread_mutex_lock(&r->mu);
     if (r->answer == NONE && !r->unreachable) {
         r->answer = REPLY;
-        r->taken_us = clock_us();
         r->status = status;
         r->type = type;
         buf_done(&r->out);
@@ -331,7 +332,7 @@ void http_watch_hung_up(struct http_request *r)
 static int64_t unread_us(const struct http_request *r, int64_t now_us)
 {
     bool complete = r->answer == REPLY || (r->answer == STREAM && r->ended);
-    return complete ? now_us - r->taken_us : 0;
+    return complete && r->taken_us ? now_us - r->taken_us : 0;
 }
 
 /* The comment keeps proxies from closing the connection, and reveals dead connections. */
@@ -473,6 +474,7 @@ static enum MHD_Result queue_answer(struct http_request *r)
     struct MHD_Response *m = response_of(r);
     if (!m)
         return MHD_NO;
+    r->taken_us = clock_us();
     enum MHD_Result ok = MHD_queue_response(r->c, (unsigned)r->status, m);
     MHD_destroy_response(m);
     return ok;

@@ -69,7 +69,9 @@ struct http_request {
     size_t out_first;   // bytes of the event that found `out` empty
     size_t out_counted; // bytes of the server's memory, in addition to `counted`
     int64_t written_us;
-    int64_t taken_us; // when libmicrohttpd last took a part of the complete answer, or could
+    /* When libmicrohttpd got the answer, or last took a part of it. Of a stream that has ended
+     * since: when it ended. 0: it has not got it. */
+    int64_t taken_us;
     /* STREAM: time at which more than half of max_unread was unread, or memory was lacking. 0: the
      * reader is not slow, or has caught up to a quarter. */
     int64_t slow_since_us;

@@ -92,7 +92,7 @@ static bool has_line(const struct http_request *r, char client[ADDRESS_TEXT_MAX]
     bool has = refusal_lines_take(&refusal_lines, http_client(r), clock_us(), &left_out);
     address_text(http_client(r), client);
     if (left_out)
-        log_info("refused requests without a line client=%s n=%" PRIu64, client, left_out);
+        log_info("requests without a line client=%s n=%" PRIu64, client, left_out);
     return has;
 }
 

@@ -45,8 +45,8 @@ void access_log_resumed(const struct access_log *c, struct http_request *r, cons
 void access_log_lost_ids(void);
 /* n tokens of a choice have arrived. */
 void access_log_tokens(struct access_log *c, struct http_request *r, unsigned choice, size_t n);
-/* Writes the log line; an error without a token has as few as a refusal. model: the answering
- * model, may be empty. status: the HTTP status, also of an error that ended a stream; 499: the
- * client disconnected. */
+/* Writes the log line. An error before the first token has one only if a refusal would. model: the
+ * answering model, may be empty. status: the HTTP status, also of an error that ended a stream;
+ * 499: the client disconnected. */
 void access_log_end(const struct access_log *c, struct http_request *r, struct openai_text model,
                     const struct openai_reply *reply, int status);

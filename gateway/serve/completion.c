@@ -129,11 +129,13 @@ static void on_close(void *user)
     struct completion *x = user;
     pthread_mutex_lock(&x->mu);
     x->closed = true;
-    bool renders = x->renders;
+    bool renders = x->renders, loads = x->loads;
     completion_cancel(x);
     pthread_mutex_unlock(&x->mu);
     if (renders)
         template_cancel(x->g->template, x);
+    if (loads)
+        upstream_wait_end(x->g->upstream, x);
     completion_unref(x);
 }
 
@@ -453,15 +455,14 @@ static bool has_same_bits(const struct completion *x)
            !(blas->len == 4 && memcmp(blas->data, "blas", 4) == 0);
 }
 
-/* The most tokens of a choice. A verifier may leave the context's length out. */
+/* The most tokens of a choice by the request; UINT32_MAX: it sets no limit. The contexts of
+ * verifiers may differ. */
 static uint32_t max_tokens(const struct completion *x)
 {
     const struct openai_request *q = &x->q;
-    uint32_t context = x->model->info->context_length ? x->model->info->context_length : UINT32_MAX;
-    uint32_t n = q->max_tokens.set              ? (uint32_t)q->max_tokens.value
-                 : q->kind == OPENAI_COMPLETION ? GENERATE_WIRE_COMPLETION_TOKENS
-                                                : context;
-    return n < context ? n : context;
+    return q->max_tokens.set              ? (uint32_t)q->max_tokens.value
+           : q->kind == OPENAI_COMPLETION ? GENERATE_WIRE_COMPLETION_TOKENS
+                                          : UINT32_MAX;
 }
 
 int completion_prepare(struct completion *x, const struct output_parser_rules *rules)
@@ -507,7 +508,8 @@ static size_t ids_to_reserve(const struct completion *x)
 {
     if (x->g->patience.resume_us <= 0 || !x->model->info->continues)
         return 0;
-    size_t bytes = committed_bytes(max_tokens(x)) * openai_request_choices(&x->q);
+    uint32_t context = x->model->info->context_length, most = max_tokens(x);
+    size_t bytes = committed_bytes(most < context ? most : context) * openai_request_choices(&x->q);
     return bytes < RESERVED_MAX ? bytes : RESERVED_MAX;
 }
 

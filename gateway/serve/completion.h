@@ -58,6 +58,7 @@ struct completion {
     bool aborted;                // the server stops
     bool failing;                // a call has failed
     bool renders;                // the chat waits for its template, or is rendered
+    bool loads;                  // it waits for a model that is loading
     struct upstream_call *calls; // (n_calls), one per prompt
     unsigned n_calls, n_sent, n_running, max_running;
 };

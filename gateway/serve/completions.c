@@ -141,11 +141,13 @@ static bool is_closed(struct completion *x)
 static int begin_rendering(struct completion *x, const char *vars)
 {
     const ProtobufCBinaryData *source = &x->model->info->chat_template;
-    atomic_fetch_add(&x->n_refs, 1); // on_rendered() may drop the step's
+    atomic_fetch_add(&x->n_refs, 1); // on_rendered() may drop the step's reference
     set_renders(x, true);
     int rc = template_render(x->g->template, http_payer(x->http), source->data, source->len, vars,
                              -1, on_rendered, x);
-    if (rc == 0 && is_closed(x))
+    if (rc < 0)
+        set_renders(x, false);
+    else if (is_closed(x))
         template_cancel(x->g->template, x);
     completion_unref(x);
     return rc;
@@ -182,14 +184,37 @@ static void render_chat(struct completion *x)
 
 static void choose_verifier(struct completion *x);
 
+static void set_loads(struct completion *x, bool loads)
+{
+    pthread_mutex_lock(&x->mu);
+    x->loads = loads;
+    pthread_mutex_unlock(&x->mu);
+}
+
 static void on_loaded(void *user)
 {
     struct completion *x = user;
+    set_loads(x, false);
     x->waited = true;
     if (completion_is_live(x))
         choose_verifier(x);
     else
         completion_unref(x);
+}
+
+/* As begin_rendering(). */
+static int begin_wait(struct completion *x)
+{
+    atomic_fetch_add(&x->n_refs, 1); // on_loaded() may drop the step's reference
+    set_loads(x, true);
+    int rc = upstream_wait(x->g->upstream, x->q.model, http_payer(x->http), x->g->load_wait_us,
+                           on_loaded, x);
+    if (rc < 0)
+        set_loads(x, false);
+    else if (is_closed(x))
+        upstream_wait_end(x->g->upstream, x);
+    completion_unref(x);
+    return rc;
 }
 
 /* Takes a verifier, or waits for one that is loading. */
@@ -198,12 +223,13 @@ static void choose_verifier(struct completion *x)
     const struct upstream_want want = {.model = x->q.model, .prompt = x->prompt};
     int rc = upstream_take(x->g->upstream, &want, &x->verifier, &x->model);
     if (rc == -EAGAIN && !x->waited && x->g->load_wait_us > 0) {
-        rc = upstream_wait(x->g->upstream, x->q.model, x->g->load_wait_us, on_loaded, x);
+        rc = begin_wait(x);
         if (rc == 0)
             return;
     }
     if (rc < 0) {
-        completion_fail(x, rc == -ENOENT ? 404 : 503, fail_text(), rc == -ENOENT ? "model" : "");
+        int status = rc == -ENOENT ? 404 : rc == -EDQUOT ? 429 : 503;
+        completion_fail(x, status, fail_text(), rc == -ENOENT ? "model" : "");
         completion_unref(x);
     } else if (x->q.template_vars) {
         render_chat(x);

@@ -1,4 +1,5 @@
-/* refusal_lines.h - how many log lines the refusals of one client may have.
+/* refusal_lines.h - how many log lines the refusals of one client may have, and its requests that
+ * fail before their first token.
  *
  * A refusal costs a client next to nothing, and its line would fill the disk. So a client gets
  * REFUSAL_LINES_MAX lines in LOG_BURST_US. Addresses of one address_site() are the same client.

@@ -184,13 +184,14 @@ static void done_error(const struct job *j, int err, const char *text)
     j->done(j->turn.user, err, j->turn.retry_s, text, strlen(text));
 }
 
-/* The CPU time of a helper. Other programs that use the CPUs do not make a payer slow. */
+/* The CPU time of a helper. Other programs that use the CPUs do not make a payer slow. 0: it is not
+ * known. */
 static int64_t cpu_us(const struct worker *w)
 {
     clockid_t clock;
     struct timespec time;
     if (clock_getcpuclockid(w->pid, &clock) != 0 || clock_gettime(clock, &time) < 0)
-        return clock_us();
+        return 0;
     return time.tv_sec * INT64_C(1000000) + time.tv_nsec / 1000;
 }
 
@@ -211,7 +212,8 @@ static int try_render(struct worker *w, struct job *j)
     int64_t begun_us = cpu_us(w), until_us = clock_us() + w->t->timeout_us;
     int rc = write_all(w, &j->line, until_us);
     rc = rc < 0 ? rc : read_line(w, until_us);
-    j->took_us += cpu_us(w) - begun_us;
+    int64_t ended_us = cpu_us(w);
+    j->took_us += ended_us > begun_us ? ended_us - begun_us : 0;
     rc = rc < 0 ? rc : deliver_reply(j, &w->in);
     if (rc == 0)
         buf_done(&w->in);

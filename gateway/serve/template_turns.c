@@ -26,6 +26,8 @@ struct failing {
 
 struct template_turns_entry {
     int64_t slow_until_us;
+    int64_t served_us; // of the helpers' CPU time
+    int64_t last_us;   // of it, for the last chat
 };
 
 struct template_turns {
@@ -36,6 +38,7 @@ struct template_turns {
     struct failing failing[TEMPLATE_TURNS_FAILING];
     struct template_turns_entry entries[TEMPLATE_TURNS_ENTRIES];
     struct template_turn *running; // are rendered
+    int64_t most_served_us;        // the largest that any entry has had
     struct others others;          // by entry
 };
 
@@ -126,12 +129,30 @@ static unsigned n_slow_helpers(const struct template_turns *t, int64_t now_us)
 }
 
 /* Whether the last helper is kept for quick payers. */
-static bool must_wait(const struct template_turns *t, const struct template_turn *turn,
-                      int64_t now_us)
+static bool is_last_kept(const struct template_turns *t, int64_t now_us)
 {
     unsigned most = t->n_helpers > 1 ? t->n_helpers - 1 : 1;
-    return is_slow(turn, now_us) && others_are_there(&t->others, turn->entry, now_us) &&
-           n_slow_helpers(t, now_us) >= most;
+    return n_slow_helpers(t, now_us) >= most;
+}
+
+/* ---- the time that payers were served ---- */
+
+static void serve(struct template_turns *t, struct template_turns_entry *e, int64_t us)
+{
+    e->served_us += us;
+    if (e->served_us > t->most_served_us)
+        t->most_served_us = e->served_us;
+}
+
+/* A payer that starts to wait has little credit for the time in which it did not. */
+static void level(struct template_turns *t, struct template_turns_entry *e)
+{
+    int64_t least_us = t->most_served_us;
+    for (const struct payer *payer = t->payers; payer; payer = payer->next)
+        if (payer->first->entry->served_us < least_us)
+            least_us = payer->first->entry->served_us;
+    if (e->served_us < least_us - TEMPLATE_TURNS_CREDIT_US)
+        e->served_us = least_us - TEMPLATE_TURNS_CREDIT_US;
 }
 
 bool template_turns_end(struct template_turns *t, const struct template_turn *turn,
@@ -143,6 +164,8 @@ bool template_turns_end(struct template_turns *t, const struct template_turn *tu
     *at = turn->next;
     if (took_us > TEMPLATE_TURNS_SLOW_US)
         turn->entry->slow_until_us = now_us + TEMPLATE_TURNS_SLOW_FOR_US;
+    serve(t, turn->entry, took_us - turn->charged_us);
+    turn->entry->last_us = took_us;
     end_try(t, turn, result, now_us);
     return turn->probes || is_slow(turn, now_us);
 }
@@ -190,6 +213,8 @@ int template_turns_enter(struct template_turns *t, struct template_turn *turn, c
     if (known && known->n + 1 > t->max - t->n - 1)
         return fail(-EDQUOT, "%u of your chats already wait for their templates; try again",
                     known->n);
+    if (!known)
+        level(t, entry);
     struct payer *payer = take_payer(t, name);
     if (!payer)
         return fail(-ENOMEM, "template: no memory");
@@ -224,12 +249,13 @@ static struct template_turn *take_out(struct template_turns *t, struct payer **a
     return turn;
 }
 
-/* Takes the first chat of the payer, whose next turn comes after all others. */
-static struct template_turn *take_from(struct template_turns *t, struct payer **at)
+/* The same; of equal payers, the turn of this one comes after all others. */
+static struct template_turn *take_from(struct template_turns *t, struct payer **at,
+                                       struct template_turn *before)
 {
     struct payer *payer = *at;
     bool more = payer->n > 1;
-    struct template_turn *turn = take_out(t, at, NULL);
+    struct template_turn *turn = take_out(t, at, before);
     if (more) {
         *at = payer->next;
         append_payer(t, payer);
@@ -258,20 +284,51 @@ static int judge(struct template_turns *t, struct template_turn *turn, struct fa
     turn->since_us = now_us;
     turn->next = t->running;
     t->running = turn;
+    turn->charged_us = turn->entry->last_us; // corrected at the end
+    serve(t, turn->entry, turn->charged_us);
     return 0;
+}
+
+/* The payer's first chat that can be judged now; NULL: none. kept: is_last_kept(). *ret_before: the
+ * chat before it. */
+static const struct template_turn *find_ready(struct template_turns *t, const struct payer *payer,
+                                              bool kept, int64_t now_us,
+                                              struct template_turn **ret_before)
+{
+    const bool waits_if_slow = kept && others_are_there(&t->others, payer->first->entry, now_us);
+    const struct template_turn *failing = NULL; // the others of its template wait, too
+    *ret_before = NULL;
+    for (struct template_turn *turn = payer->first; turn; *ret_before = turn, turn = turn->next) {
+        bool expired = now_us - turn->since_us > t->wait_us;
+        if (!expired && waits_if_slow && is_slow(turn, now_us))
+            continue;
+        if (failing && failing->key == turn->key)
+            continue;
+        const struct failing *f = find_failing(t, turn->key);
+        if (!f || !f->runs)
+            return turn;
+        failing = turn;
+    }
+    return NULL;
 }
 
 int template_turns_next(struct template_turns *t, int64_t now_us, struct template_turn **ret)
 {
+    struct payer **best = NULL;
+    struct template_turn *before, *best_before = NULL;
+    const bool kept = is_last_kept(t, now_us);
     *ret = NULL;
     for (struct payer **at = &t->payers; *at; at = &(*at)->next) {
-        struct failing *f = find_failing(t, (*at)->first->key);
-        if ((f && f->runs) || must_wait(t, (*at)->first, now_us))
+        bool later = best && (*at)->first->entry->served_us >= (*best)->first->entry->served_us;
+        if (later || !find_ready(t, *at, kept, now_us, &before))
             continue;
-        *ret = take_from(t, at);
-        return judge(t, *ret, f, now_us);
+        best = at;
+        best_before = before;
     }
-    return 0;
+    if (!best)
+        return 0;
+    *ret = take_from(t, best, best_before);
+    return judge(t, *ret, find_failing(t, (*ret)->key), now_us);
 }
 
 struct template_turn *template_turns_leave(struct template_turns *t, const void *user)
@@ -288,5 +345,5 @@ struct template_turn *template_turns_leave(struct template_turns *t, const void 
 
 struct template_turn *template_turns_drop(struct template_turns *t)
 {
-    return t->payers ? take_from(t, &t->payers) : NULL;
+    return t->payers ? take_from(t, &t->payers, NULL) : NULL;
 }

@@ -1,7 +1,10 @@
 /* template_turns.h - which waiting chat is rendered next, and which one is refused. Decisions only.
  *
- * Payers take turns, and chats of one payer keep their order. A payer is an API key's name or a
- * client's address. It may have as many chats waiting as it leaves places free for others.
+ * The payer that was served least CPU time of the helpers is next. One that starts to wait has at
+ * most TEMPLATE_TURNS_CREDIT_US less than the least of those that wait. So a payer of short chats
+ * waits for the renderings that run, not for all other payers. Chats of one payer keep their order,
+ * but one that may not run yet lets the others pass. A payer is an API key's name or a client's
+ * address. It may have as many chats waiting as it leaves places free for others.
  *
  * A template that fails for a payer, because its helper had to be killed, runs for this payer in
  * one helper at a time. From the second failure in a row on, it is refused for a growing pause. It
@@ -9,9 +12,10 @@
  *
  * A payer whose rendering took longer than TEMPLATE_TURNS_SLOW_US is slow for a while. Slow payers,
  * and large chats of any payer, together get all helpers but one, and at least one, while other
- * payers send chats. So chats of quick payers do not wait for them. Slow payers take turns among
- * themselves, too. The table of slow payers has a fixed size. Payers that meet in one entry are
- * slow together.
+ * payers send chats. So chats of quick payers do not wait for them. A rendering of that
+ * time counts before its end, also while its helper starts.
+ *
+ * The table of payers has a fixed size. Those that meet in one entry share its times.
  *
  * Threads: one at a time. */
 #pragma once
@@ -23,6 +27,7 @@
 #define TEMPLATE_TURNS_FAILING 256 // failing templates that are known; then the oldest is forgotten
 #define TEMPLATE_TURNS_MAX_PAUSE_S 60
 #define TEMPLATE_TURNS_ENTRIES 4096         // of payers
+#define TEMPLATE_TURNS_CREDIT_US 200000     // some usual chats of 1 to 20 ms
 #define TEMPLATE_TURNS_SLOW_US 100000       // a longer rendering makes its payer slow ...
 #define TEMPLATE_TURNS_SLOW_FOR_US 10000000 // ... for this long
 
@@ -39,7 +44,8 @@ struct template_turn {
     struct template_turns_entry *entry; // of the payer
     uint64_t key;                       // of payer and template
     int64_t since_us;                   // waits; then: is rendered
-    bool is_large;                      // it counts as that of a slow payer
+    int64_t charged_us;                 // to the payer when the rendering began
+    bool is_large;                      // it waits like one of a slow payer
     bool was_slow;                      // the payer, when the chat came
     bool probes;      // its template has failed, and no other chat of it begins meanwhile
     unsigned retry_s; // after -EBUSY: when its template is tried again, rounded up

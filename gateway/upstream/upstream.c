@@ -18,7 +18,6 @@
 #define QUERY_US 500000         // interval of GetModel for a verifier that is ready
 #define QUERY_LOADING_US 100000 // ... that loads, or is down
 #define QUERY_TIMEOUT_US 2000000
-#define MAX_WAITERS 4096
 #define STOPPING "the server is shutting down"
 
 struct snapshot {
@@ -297,31 +296,62 @@ void upstream_release(struct verifier *v)
 
 /* ---- waiting ---- */
 
-int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, void (*fn)(void *user),
-                  void *user)
+/* With the lock. Whether one more of this payer may wait. */
+static int check_waiters(const struct upstream *u, const char *payer)
+{
+    unsigned n = 0;
+    for (const struct waiter *w = u->waiters; w; w = w->next)
+        n += strcmp(w->payer, payer) == 0;
+    if (u->stopping)
+        return fail(-EHOSTDOWN, STOPPING);
+    if (u->n_waiters == UPSTREAM_WAITING_MAX)
+        return fail(-EHOSTDOWN, "%d requests already wait for the model to load; try again",
+                    UPSTREAM_WAITING_MAX);
+    if (n && n + 1 > UPSTREAM_WAITING_MAX - u->n_waiters - 1)
+        return fail(-EDQUOT, "%u of your requests already wait for models to load; try again", n);
+    return 0;
+}
+
+int upstream_wait(struct upstream *u, const char *model, const char *payer, int64_t timeout_us,
+                  void (*fn)(void *user), void *user)
 {
     struct waiter *w = calloc(1, sizeof(*w));
     if (!w)
         return fail(-ENOMEM, "no memory");
-    *w = (struct waiter){
-        .until_us = clock_us() + timeout_us, .model = model, .fn = fn, .user = user};
+    *w = (struct waiter){.until_us = clock_us() + timeout_us,
+                         .model = model,
+                         .payer = payer,
+                         .fn = fn,
+                         .user = user};
     pthread_mutex_lock(&u->mu);
-    bool stopping = u->stopping, full = u->n_waiters == MAX_WAITERS || stopping;
-    if (!full) {
+    int err = check_waiters(u, payer);
+    if (!err) {
         w->next = u->waiters;
         u->waiters = w;
         u->n_waiters++;
         pthread_cond_signal(&u->changed);
     }
     pthread_mutex_unlock(&u->mu);
-    if (full) {
+    if (err)
         free(w);
-        return fail(-EHOSTDOWN,
-                    stopping ? STOPPING
-                             : "%d requests already wait for the model to load; try again",
-                    MAX_WAITERS);
+    return err;
+}
+
+void upstream_wait_end(struct upstream *u, const void *user)
+{
+    pthread_mutex_lock(&u->mu);
+    struct waiter **at = &u->waiters;
+    while (*at && (*at)->user != user)
+        at = &(*at)->next;
+    struct waiter *w = *at;
+    if (w) {
+        *at = w->next;
+        u->n_waiters--;
     }
-    return 0;
+    pthread_mutex_unlock(&u->mu);
+    if (w)
+        w->fn(w->user);
+    free(w);
 }
 
 /* With the lock. Removes and returns the waiters that no longer need to wait. */

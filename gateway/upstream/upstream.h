@@ -106,11 +106,16 @@ int upstream_take(struct upstream *u, const struct upstream_want *want, struct v
 unsigned upstream_index(const struct verifier *v); // upstream_at(u, i) is v
 void upstream_release(struct verifier *v);
 
+#define UPSTREAM_WAITING_MAX 1024
+
 /* fn(user) is called once: when upstream_take() would no longer return -EAGAIN, or after
- * timeout_us. `model` must stay valid until then. -ENOMEM; -EHOSTDOWN: too many wait, or
- * upstream_stop(). */
-int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, void (*fn)(void *user),
-                  void *user);
+ * timeout_us. `model` and `payer` must stay valid until then. A payer may have as many waits as it
+ * leaves free for others, of UPSTREAM_WAITING_MAX. -ENOMEM; -EDQUOT: too many of this payer wait;
+ * -EHOSTDOWN: too many of all, or upstream_stop(). */
+int upstream_wait(struct upstream *u, const char *model, const char *payer, int64_t timeout_us,
+                  void (*fn)(void *user), void *user);
+/* Calls fn(user) now if it still waits. */
+void upstream_wait_end(struct upstream *u, const void *user);
 
 /* Runs the callbacks of all waiters soon and cancels unary calls. The owners of streaming calls
  * must end them. No more GetModel is sent. */

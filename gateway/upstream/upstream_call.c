@@ -304,7 +304,8 @@ static bool has_known_tokens(const struct upstream_call *a, const Tandem__V1__To
 }
 
 /* Whether the choice has at most as many tokens afterwards as the request permits. */
-static bool has_place(const struct upstream_call *a, const struct committed_choice *c, size_t n)
+static bool is_within_limit(const struct upstream_call *a, const struct committed_choice *c,
+                            size_t n)
 {
     return c->n - c->skip + n <= a->max_tokens;
 }
@@ -318,7 +319,7 @@ static bool take_run(struct upstream_call *a, const Tandem__V1__GenerateEvent *e
     if (c->finished)
         return true;
     bool could_continue = can_continue(a);
-    if (!has_known_tokens(a, &run) || !has_place(a, c, run.n_tokens) ||
+    if (!has_known_tokens(a, &run) || !is_within_limit(a, c, run.n_tokens) ||
         committed_take(&a->committed, e->choice, &run, hold, a) < 0)
         return false;
     if (could_continue && a->committed.is_partial)

@@ -6,11 +6,12 @@
  *     begun       its verifier is lost, drains or is silent; the other verifier gets the committed
  *                 tokens and continues the answer with the same bits
  *
- * A verifier is lost if it ends the call with UNAVAILABLE or sends an event that is not valid. That
- * includes more tokens than the request permits, for which its user would have to pay. The same
- * holds if it has begun and ends the call before the answer is complete. This call then asks
+ * A verifier is lost if it ends the call with UNAVAILABLE or sends an event that is not valid. The
+ * same holds if it has begun and ends the call before the answer is complete. This call then asks
  * it only if no other one can be asked. A call that has not begun and ends with another error goes
- * to another verifier, too, unless the error is the request's. It does not wait for one.
+ * to another verifier, too, unless the error is the request's. It does not wait for one. More
+ * tokens than the request permits are not valid, nor is a prompt longer than the request. Its user
+ * would have to pay for them.
  *
  * A verifier that drains or is silent keeps the call until the other one has begun, so nothing is
  * lost if none can take it. A lost call waits for a verifier for patience->resume_us, also if it
@@ -73,7 +74,7 @@ struct upstream_call {
     const struct upstream_model *model;
     const struct upstream_patience *patience;
     bool exact;                // the answer has the same bits wherever it is continued
-    uint32_t max_tokens;       // of a choice, whatever verifiers report
+    uint32_t max_tokens;       // of a choice, by the request; UINT32_MAX: no limit
     struct verifier *verifier; // for the first try; NULL: to be chosen
     struct rpc_msg *request;
     struct affinity_prompt *prompt; // until a verifier has begun the request; NULL: not known

@@ -25,7 +25,7 @@ struct verifier {
 struct waiter {
     struct waiter *next;
     int64_t until_us;
-    const char *model; // owned by the caller
+    const char *model, *payer; // owned by the caller
     void (*fn)(void *user);
     void *user;
 };

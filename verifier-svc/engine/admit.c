@@ -37,16 +37,16 @@ static uint32_t n_started_of(const struct seq_list *l, uint32_t flow)
     return n;
 }
 
-/* Paused answers and idle Verify streams stay started. Those of one flow must keep nobody out: it
- * gets three quarters of max_started, but always all seats. */
+/* Paused answers and idle Verify streams stay started. Those of some flows must keep nobody out: a
+ * flow gets as many of max_started as it leaves free. As many as there are seats may start in any
+ * case. */
 static bool flow_is_full(const struct engine *e, const struct seq *s)
 {
-    uint32_t most =
-        max_u32((uint32_t)e->options->max_sequences, e->max_started - e->max_started / 4);
     uint32_t n = s->req->n, flow = s->req->place.flow;
-    if (s->started || e->n_started + n <= most)
+    if (s->started || e->n_started + n <= (uint32_t)e->options->max_sequences)
         return false;
-    return n_started_of(&e->running, flow) + n_started_of(&e->waiting, flow) + n > most;
+    uint32_t of_flow = n_started_of(&e->running, flow) + n_started_of(&e->waiting, flow);
+    return of_flow + n > e->max_started - e->n_started - n;
 }
 
 /* Of the blocks that s needs, those that running sequences already hold. */

@@ -438,6 +438,31 @@ static void handshakes_of_an_address_wait_for_each_other(void **state)
 }
 
 /* Returns the second connection, which waits. */
+/* And those whose client hangs up free theirs without a wait. */
+static void waiting_handshakes_give_their_places(void **state)
+{
+    (void)state;
+    const struct http_options o = one_per_second();
+    serve_tls(&o);
+    int first = connect_from(1), waiting[3];
+    assert_true(is_closed(first, true));
+    for (unsigned i = 0; i < 3; i++) { // an address may have two
+        atomic_fetch_add(&still_us, 1000);
+        waiting[i] = connect_from(1);
+        assert_true(becomes_open(conns, i < 2 ? i + 1 : 2));
+    }
+    assert_true(is_closed(waiting[0], true));
+    assert_false(is_closed(waiting[1], false) || is_closed(waiting[2], false));
+    assert_int_equal(connections_n_open(conns), 2);
+    close(waiting[1]);
+    assert_true(becomes_open(conns, 1));
+    assert_int_equal(n_accepted, 1);
+    finish_tls();
+    close(first);
+    close(waiting[0]);
+    close(waiting[2]);
+}
+
 static int serve_the_first_of_two(void)
 {
     const struct http_options o = one_per_second();
@@ -1033,6 +1058,7 @@ int main(void)
         cmocka_unit_test(a_connection_that_libmicrohttpd_refuses_frees_its_place),
         cmocka_unit_test(a_connection_that_opens_late_keeps_its_place),
         cmocka_unit_test(handshakes_of_an_address_wait_for_each_other),
+        cmocka_unit_test(waiting_handshakes_give_their_places),
         cmocka_unit_test(waiting_handshakes_begin_during_a_drain),
         cmocka_unit_test(waiting_handshakes_end_with_the_server),
         cmocka_unit_test(proxies_and_plain_connections_wait_for_no_handshake),

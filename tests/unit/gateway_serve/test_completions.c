@@ -271,6 +271,21 @@ static char *text_of(size_t n)
 #define TOO_LARGE "one client may use 0 MiB, half of max_bodies_mib"
 
 /* A response repeats the instructions, so they count twice. */
+/* While its model loads. */
+static void a_request_whose_client_hangs_up_waits_for_no_model(void **state)
+{
+    (void)state;
+    g->load_wait_us = 600000000;
+    u.verifiers[0].state = UPSTREAM_LOADING;
+    begin(OPENAI_COMPLETION, "{\"prompt\":\"x\"}");
+    assert_int_equal(u.n_waiters, 1);
+    logged_begin();
+    http_notify_close(r);
+    assert_int_equal(logged_count(logged_end(), "status=499"), 1);
+    assert_int_equal(u.n_waiters, 0);
+    assert_int_equal(r->answer, NONE);
+}
+
 static void a_request_larger_than_its_body_is_charged(void **state)
 {
     (void)state;
@@ -464,6 +479,7 @@ int main(void)
         CASE(a_rendering_that_is_not_taken_has_a_status),
         CASE(a_chat_whose_client_hangs_up_is_cancelled),
         CASE(a_chat_that_does_not_wait_for_its_template_is_not_cancelled),
+        CASE(a_request_whose_client_hangs_up_waits_for_no_model),
         CASE(a_request_larger_than_its_body_is_charged),
         CASE(a_template_is_charged),
         CASE(a_rendering_is_charged),

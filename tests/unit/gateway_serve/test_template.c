@@ -404,11 +404,11 @@ static void render_as(const char *payer, const char *source, const char *want)
     free(o.text);
 }
 
-/* Loops until a rendering takes much longer than one that makes its payer slow. */
+/* Loops until a rendering takes so long that its payer is slow on a busy machine, too. */
 static void make_slow(const char *payer)
 {
     int64_t took_us = 0;
-    for (unsigned n = 1000; took_us < 3 * TEMPLATE_TURNS_SLOW_US; n *= 2) {
+    for (unsigned n = 1000; took_us < 10 * TEMPLATE_TURNS_SLOW_US; n *= 2) {
         char source[100];
         snprintf(
             source, sizeof(source),

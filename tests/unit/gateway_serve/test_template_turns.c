@@ -284,8 +284,8 @@ static void the_last_helper_is_for_quick_payers(void **state)
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(enter("slow", "x", 0), 0);
     assert_int_equal(enter("quick", "x", 0), 0);
+    assert_int_equal(next(0, 0), first + 3); // it was served less
     assert_int_equal(next(0, 0), first);
-    assert_int_equal(next(0, 0), first + 3);
     assert_int_equal(next(0, 0), -1);
     assert_false(template_turns_end(t, &places[first + 3], TEMPLATE_TURNS_DONE, 0, 0));
     assert_int_equal(next(0, 0), -1);
@@ -333,6 +333,90 @@ static void large_chats_leave_a_helper_too(void **state)
     assert_int_equal(next(0, 0), 2);
     for (int i = 1; i < 4; i++)
         template_turns_end(t, &places[i], TEMPLATE_TURNS_DONE, 0, 0);
+}
+
+static int enter_large(const char *payer, int64_t now_us)
+{
+    places[n_places].is_large = true;
+    return enter(payer, "x", now_us);
+}
+
+/* While the other helper is kept. */
+static void a_large_chat_lets_the_others_of_its_payer_pass(void **state)
+{
+    (void)state;
+    template_turns_free(t);
+    start_with(2);
+    assert_int_equal(enter_large("a", 0), 0);
+    assert_int_equal(next(0, 0), 0);
+    assert_int_equal(enter_large("b", 0), 0);
+    assert_int_equal(enter("b", "y", 0), 0);
+    assert_int_equal(enter_large("b", 0), 0);
+    assert_int_equal(next(0, 0), 2);
+    assert_int_equal(next(0, 0), -1);
+    for (int i = 0; i < 3; i += 2)
+        template_turns_end(t, &places[i], TEMPLATE_TURNS_DONE, 0, 0);
+    assert_int_equal(next(0, 0), 1);
+    template_turns_end(t, &places[1], TEMPLATE_TURNS_DONE, 0, 0);
+    assert_int_equal(next(0, 0), 3);
+    template_turns_end(t, &places[3], TEMPLATE_TURNS_DONE, 0, 0);
+}
+
+static void a_chat_that_must_wait_ends_in_time(void **state)
+{
+    (void)state;
+    template_turns_free(t);
+    start_with(2);
+    assert_int_equal(enter_large("a", 0), 0);
+    assert_int_equal(next(0, 0), 0);
+    assert_int_equal(enter_large("b", 0), 0);
+    assert_int_equal(next(0, WAIT_US), -1);
+    assert_int_equal(next(-ETIMEDOUT, WAIT_US + 1), 1);
+    template_turns_end(t, &places[0], TEMPLATE_TURNS_DONE, 0, WAIT_US + 1);
+}
+
+/* The renderings of many payers are just not slow. Another one waits for few of them only. */
+static void the_payer_that_was_served_least_is_next(void **state)
+{
+    enum { PAYERS = 10 };
+    (void)state;
+    template_turns_free(t);
+    start_with(1);
+    for (char payer[2] = "a"; payer[0] < 'a' + PAYERS; payer[0]++)
+        render_for(payer, SLOW_US - 1000, 0);
+    render_for("z", 1, 0);
+    for (int turn = 0; turn < 3; turn++) {
+        for (char payer[2] = "a"; payer[0] < 'a' + PAYERS; payer[0]++)
+            assert_int_equal(enter(payer, "x", 0), 0);
+        int last = n_places;
+        assert_int_equal(enter("z", "x", 0), 0);
+        int before = 0;
+        for (int i; (i = next(0, 0)) != last; before++)
+            template_turns_end(t, &places[i], TEMPLATE_TURNS_DONE, SLOW_US - 1000, 0);
+        template_turns_end(t, &places[last], TEMPLATE_TURNS_DONE, 1, 0);
+        assert_in_range(before, 0, 1);
+        for (int i; (i = next(0, 0)) >= 0;)
+            template_turns_end(t, &places[i], TEMPLATE_TURNS_DONE, SLOW_US - 1000, 0);
+    }
+}
+
+/* Its last chat says what the one that runs may cost. */
+static void a_payer_is_charged_while_its_chat_runs(void **state)
+{
+    (void)state;
+    template_turns_free(t);
+    start_with(3);
+    render_for("a", 5000, 0);
+    render_for("b", 4000, 0);
+    int first = n_places;
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(enter(i < 2 ? "a" : "b", "x", 0), 0);
+    int one = next(0, 0), two = next(0, 0), three = next(0, 0);
+    assert_true(one == first || one == first + 2);
+    assert_int_equal(two, one == first ? first + 2 : first);
+    assert_int_equal(three, first + 1);
+    for (int i = 0; i < 3; i++)
+        template_turns_end(t, &places[first + i], TEMPLATE_TURNS_DONE, 0, 0);
 }
 
 static void slow_payers_take_turns(void **state)
@@ -478,6 +562,10 @@ int main(void)
         CASE(slow_payers_take_turns),
         CASE(an_only_payer_uses_all_helpers),
         CASE(large_chats_leave_a_helper_too),
+        CASE(a_large_chat_lets_the_others_of_its_payer_pass),
+        CASE(a_chat_that_must_wait_ends_in_time),
+        CASE(the_payer_that_was_served_least_is_next),
+        CASE(a_payer_is_charged_while_its_chat_runs),
         CASE(a_payer_is_slow_for_a_while),
         CASE(a_chat_of_a_slow_payer_stays_slow_while_it_waits),
         CASE(a_rendering_counts_as_slow_before_its_end),

@@ -16,7 +16,6 @@
 #include "lib/lib.h"
 
 #define WAIT_MS 20000
-#define MAX_WAITERS 4096
 
 static const struct upstream_patience patience = {1000000, 2000000};
 static char folder[64], address[100];
@@ -209,13 +208,19 @@ static void a_waiter_is_called_when_the_model_is_loaded(void **state)
     fake_verifier_state(f, TANDEM__V1__MODEL_INFO__STATE__LOADING, 0.5f);
     AUTO(upstream_free) struct upstream *u = upstream_of(address);
     until(u, UPSTREAM_LOADING);
-    assert_int_equal(upstream_wait(u, "fake/model", 600000000, called, NULL), 0);
-    assert_int_equal(upstream_wait(u, NULL, 600000000, called, NULL), 0);
-    assert_int_equal(upstream_wait(u, "other", 600000000, called, NULL), 0); // nobody loads it
-    assert_int_equal(upstream_wait(u, NULL, 1000, called, NULL), 0);         // at most 1 ms
+    assert_int_equal(upstream_wait(u, "fake/model", "p", 600000000, called, NULL), 0);
+    assert_int_equal(upstream_wait(u, NULL, "p", 600000000, called, NULL), 0);
+    assert_int_equal(upstream_wait(u, "other", "p", 600000000, called, NULL), 0); // nobody loads it
+    assert_int_equal(upstream_wait(u, NULL, "p", 1000, called, NULL), 0);         // at most 1 ms
     assert_true(until_called(2));
+    assert_int_equal(upstream_wait(u, NULL, "p", 600000000, called, &n_called), 0);
+    upstream_wait_end(u, u); // nobody
+    assert_int_equal(atomic_load(&n_called), 2);
+    upstream_wait_end(u, &n_called);
+    assert_int_equal(atomic_load(&n_called), 3);
+    upstream_wait_end(u, &n_called);
     fake_verifier_state(f, TANDEM__V1__MODEL_INFO__STATE__READY, 1);
-    assert_true(until_called(4));
+    assert_true(until_called(5));
     assert_int_equal(u->n_waiters, 0);
     fake_verifier_stop(f);
 }
@@ -228,15 +233,28 @@ static void the_number_of_waiters_is_limited(void **state)
     fake_verifier_state(f, TANDEM__V1__MODEL_INFO__STATE__LOADING, 0.5f);
     AUTO(upstream_free) struct upstream *u = upstream_of(address);
     until(u, UPSTREAM_LOADING);
-    for (unsigned i = 0; i < MAX_WAITERS; i++)
-        assert_int_equal(upstream_wait(u, NULL, 600000000, called, NULL), 0);
-    assert_int_equal(upstream_wait(u, NULL, 600000000, called, NULL), -EHOSTDOWN);
-    assert_string_equal(fail_text(), "4096 requests already wait for the model to load; try again");
+    static const unsigned most[] = {512, 256, 128, 64};
+    unsigned n = 0;
+    char payers[UPSTREAM_WAITING_MAX][8];
+    for (unsigned i = 0; i < ARRAY_LEN(most); i++) {
+        snprintf(payers[i], sizeof(payers[i]), "%u", i);
+        for (unsigned k = 0; k < most[i]; k++, n++)
+            assert_int_equal(upstream_wait(u, NULL, payers[i], 600000000, called, NULL), 0);
+        assert_int_equal(upstream_wait(u, NULL, payers[i], 600000000, called, NULL), -EDQUOT);
+    }
+    assert_string_equal(fail_text(),
+                        "64 of your requests already wait for models to load; try again");
+    for (; n < UPSTREAM_WAITING_MAX; n++) {
+        snprintf(payers[n], sizeof(payers[n]), "%u", n);
+        assert_int_equal(upstream_wait(u, NULL, payers[n], 600000000, called, NULL), 0);
+    }
+    assert_int_equal(upstream_wait(u, NULL, "x", 600000000, called, NULL), -EHOSTDOWN);
+    assert_string_equal(fail_text(), "1024 requests already wait for the model to load; try again");
     upstream_stop(u);
-    assert_true(until_called(MAX_WAITERS));
-    assert_int_equal(upstream_wait(u, NULL, 600000000, called, NULL), -EHOSTDOWN);
+    assert_true(until_called(UPSTREAM_WAITING_MAX));
+    assert_int_equal(upstream_wait(u, NULL, "x", 600000000, called, NULL), -EHOSTDOWN);
     assert_string_equal(fail_text(), "the server is shutting down");
-    assert_int_equal(atomic_load(&n_called), MAX_WAITERS);
+    assert_int_equal(atomic_load(&n_called), UPSTREAM_WAITING_MAX);
     fake_verifier_stop(f);
 }
 
@@ -325,7 +343,7 @@ static void failed_allocations_are_errors(void **state)
     }
     struct upstream still = {.n = 0};
     failing_at(1);
-    assert_int_equal(upstream_wait(&still, NULL, 1, called, NULL), -ENOMEM);
+    assert_int_equal(upstream_wait(&still, NULL, "p", 1, called, NULL), -ENOMEM);
     assert_true(failing_has_failed());
 }
 

@@ -147,6 +147,15 @@ static void slow_start(struct rpc_call *c, struct rpc_msg *req)
 static const struct rpc_method slow = {
     .path = "/test/Slow", .roles = RPC_ROLE_ANY, .on_start = slow_start};
 
+static void refuse_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    (void)req;
+    rpc_call_finish(c, RPC_INVALID_ARGUMENT, "no");
+}
+
+static const struct rpc_method refuse = {
+    .path = "/test/Refuse", .roles = RPC_ROLE_ANY, .on_start = refuse_start};
+
 /* A socket that listens on a free port, like one of a service manager. */
 static int listening_socket(uint16_t *ret_port)
 {
@@ -166,6 +175,7 @@ static void init_with(struct guard_rig *g, bool passed_socket, const struct rpc_
     *g = (struct guard_rig){.r = {.health = rpc_health_new()}};
     g->r.server = rpc_rig_server(opt, g->r.health);
     rpc_server_add(g->r.server, &slow, NULL);
+    rpc_server_add(g->r.server, &refuse, NULL);
     if (passed_socket)
         assert_int_equal(rpc_server_listen_fd(g->r.server, listening_socket(&g->port), false), 0);
     else
@@ -440,35 +450,38 @@ static void a_client_that_makes_too_many_calls_is_ended(void **state)
     done(&g);
 }
 
-static int n_calls_until_end(struct rpc_client *c, uint32_t id, enum rpc_code code, int max)
+/* Calls of a method, until the connection ends or there were `most`. Returns their number. */
+static int call_until_end(struct http2_client *c, const char *path, int most)
 {
+    enum { EACH = 50 };
     int n = 0;
-    while (n < max && rpc_rig_echo(c, NULL, id).code == code)
-        n++;
+    do {
+        for (int i = 0; i < EACH; i++)
+            http2_client_call(c, path);
+        n += EACH;
+    } while (http2_client_await(c, c->n_headers + EACH) && n < most);
     return n;
 }
 
 /* A service has its clients' requests refused. */
 static void a_client_whose_requests_are_refused_is_ended(void **state)
 {
-    enum { MANY = RPC_PEERS_CHEAP_BURST, MAX = 20 * MANY };
+    enum { MANY = 2 * RPC_PEERS_CHEAP_BURST, MAX = 20 * MANY };
     (void)state;
     for (int service = 0; service < 2; service++) {
         struct guard_rig g;
-        struct rpc_client *c;
-        char target[32];
         int before = ended("calls");
         init_with(&g, false,
                   service
                       ? &(struct rpc_server_options){.own_role = RPC_ROLE_GATEWAY, .insecure = true}
                       : NULL);
-        snprintf(target, sizeof(target), "127.0.0.1:%u", g.port);
-        assert_int_equal(rpc_client_new(target, NULL, &c), 0);
-        assert_int_equal(n_calls_until_end(c, 7, RPC_OK, MANY + MANY / 2), MANY + MANY / 2);
-        int n = n_calls_until_end(c, 99, RPC_RESOURCE_EXHAUSTED, service ? 2 * MANY : MAX);
-        assert_in_range(n, MANY, service ? 2 * MANY : MAX - 1);
+        struct http2_client c = http2_client_open_tcp(g.port);
+        assert_int_equal(call_until_end(&c, "/test/Echo", MANY), MANY);
+        assert_int_equal(ended("calls"), before);
+        int n = call_until_end(&c, "/test/Refuse", service ? MANY : MAX);
+        assert_in_range(n, service ? MANY : RPC_PEERS_CHEAP_BURST, service ? MANY : MAX - 1);
         assert_int_equal(ended("calls"), before + !service);
-        rpc_client_free(c);
+        http2_client_close(&c);
         stream_is_served(&g);
         done(&g);
     }
