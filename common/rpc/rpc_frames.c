@@ -19,12 +19,31 @@ enum type {
 #define END_HEADERS 0x4 // flag of HEADERS, PUSH_PROMISE and CONTINUATION
 #define FIRST_MAX 16384 // bytes of the first frame, before a peer knows other limits
 
-/* The generic cell rate algorithm (ITU-T I.371). */
+/* The generic cell rate algorithm (ITU-T I.371). *due_us: when the last one was due at per_s. */
+static bool is_in_time(int64_t *due_us, unsigned per_s, unsigned burst, int64_t now_us)
+{
+    const int64_t interval_us = 1000000 / per_s, most_us = burst * interval_us;
+    int64_t next_us = (*due_us > now_us ? *due_us : now_us) + interval_us;
+    *due_us = next_us < now_us + most_us ? next_us : now_us + most_us;
+    return next_us - now_us <= most_us;
+}
+
 static bool control_passes(struct rpc_frames *f, int64_t now_us)
 {
-    const int64_t interval_us = 1000000 / RPC_FRAMES_CONTROL_PER_S;
-    f->control_us = (f->control_us > now_us ? f->control_us : now_us) + interval_us;
-    return f->control_us - now_us <= RPC_FRAMES_CONTROL_BURST * interval_us;
+    return is_in_time(&f->control_us, RPC_FRAMES_CONTROL_PER_S, RPC_FRAMES_CONTROL_BURST, now_us);
+}
+
+/* Trailers belong to a stream that is open. */
+static void count_call(struct rpc_frames *f, int64_t now_us)
+{
+    uint32_t stream = (uint32_t)(f->head[5] & 0x7f) << 24 | (uint32_t)f->head[6] << 16 |
+                      (uint32_t)f->head[7] << 8 | f->head[8];
+    if (!f->is_client || stream <= f->stream)
+        return;
+    f->stream = stream;
+    f->n_calls++;
+    f->many_calls =
+        !is_in_time(&f->calls_us, RPC_FRAMES_CALLS_PER_S, RPC_FRAMES_CALLS_BURST, now_us);
 }
 
 /* A header, or a part of one. */
@@ -47,6 +66,8 @@ static bool frame_passes(struct rpc_frames *f, int64_t now_us)
         return false;
     switch (type) {
     case HEADERS:
+        count_call(f, now_us);
+        return header_passes(f, false, flags);
     case PUSH_PROMISE:
     case CONTINUATION:
         return header_passes(f, type == CONTINUATION, flags);
@@ -96,7 +117,7 @@ static void take_byte(struct rpc_frames *f, uint8_t byte, int64_t now_us)
         f->state = RPC_FRAMES_OTHER;
     } else if (++f->n == PREFACE_BYTES) {
         f->n = 0;
-        f->begun = true;
+        f->begun = f->is_client = true;
         f->state = RPC_FRAMES_HEAD;
     }
 }

@@ -20,6 +20,10 @@
 #define RPC_FRAMES_CONTROL_PER_S 10000 // in the long run
 #define RPC_FRAMES_CONTROL_BURST 20000
 
+/* Calls of a connection, above which it counts as one that makes many. */
+#define RPC_FRAMES_CALLS_PER_S 64 // in the long run
+#define RPC_FRAMES_CALLS_BURST 64
+
 enum rpc_frames_state {
     RPC_FRAMES_START,   // the connection begins
     RPC_FRAMES_PREFACE, // of a client
@@ -39,6 +43,11 @@ struct rpc_frames { // starts zeroed
     uint64_t header_bytes;
     unsigned n_parts, n_goaways;
     int64_t control_us; // when the last control frame was due at RPC_FRAMES_CONTROL_PER_S
+    bool is_client;     // the peer has begun with a preface
+    uint32_t stream;    // the last that it has opened
+    uint64_t n_calls;   // streams that it has opened
+    bool many_calls;    // the last one came faster than RPC_FRAMES_CALLS_PER_S
+    int64_t calls_us;   // when it was due
 };
 
 /* The next bytes of the peer. False: a limit is exceeded, or a header is interrupted. Then

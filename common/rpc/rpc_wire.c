@@ -13,9 +13,11 @@
 #include "base/log.h"
 #include "base/log_pace.h"
 #include "base/metrics.h"
+#include "base/rng.h"
 #include "rpc/rpc_base.h"
 #include "rpc/rpc_frames.h"
 #include "rpc/rpc_peers.h"
+#include "rpc/rpc_rate.h"
 
 #define MAX_FDS (1 << 20) // more than a process usually may open
 
@@ -24,6 +26,8 @@ struct wire {
     pthread_mutex_t mu;
     ino_t socket; // the last one with this descriptor
     struct rpc_frames frames;
+    uint8_t client[16]; // as of rpc_peer_client(); valid if is_tcp
+    bool is_tcp;
 };
 
 static struct {
@@ -35,6 +39,11 @@ static struct {
     struct log_pace pace;
 } next = {.once = PTHREAD_ONCE_INIT};
 static _Atomic(struct wire *) wires[MAX_FDS];
+static struct {
+    pthread_mutex_t mu;
+    struct rpc_rate rate;
+} calls = {.mu = PTHREAD_MUTEX_INITIALIZER,
+           .rate = {.per_s = RPC_WIRE_CALLS_PER_S, .burst = RPC_WIRE_CALLS_BURST}};
 
 static void free_frames(void *ssl, void *frames, CRYPTO_EX_DATA *all, int index, long n, void *p)
 {
@@ -44,6 +53,7 @@ static void free_frames(void *ssl, void *frames, CRYPTO_EX_DATA *all, int index,
 
 static void init(void)
 {
+    calls.rate.seed = rng_secret();
     *(void **)&next.recvmsg = dlsym(RTLD_NEXT, "recvmsg");
     *(void **)&next.ssl_read = dlsym(RTLD_NEXT, "SSL_read");
     next.frames_of_ssl = SSL_get_ex_new_index(0, NULL, NULL, NULL, free_frames);
@@ -62,7 +72,7 @@ static void report(const char *from)
     metrics_add(next.ended, 1);
     unsigned n = log_pace_due(&next.pace, clock_us());
     if (n)
-        log_warn("connection ended, its peer sends an endless header or too many control frames "
+        log_warn("connection ended, its peer sends an endless header, or too many frames or calls "
                  "from=%s reason=frames ended=%u",
                  from, n);
 }
@@ -99,6 +109,35 @@ static bool message_passes(struct rpc_frames *f, const struct msghdr *m, size_t 
     return ok;
 }
 
+/* With its lock: another socket has the descriptor. One without a peer was reset before its first
+ * byte was read. Its calls have nobody to answer to, and nobody to be counted for. */
+static void begin(struct wire *w, int fd, ino_t socket)
+{
+    struct sockaddr_storage a = {0};
+    struct rpc_peer_address peer;
+    w->socket = socket;
+    w->frames = (struct rpc_frames){0};
+    if (getpeername(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}) < 0)
+        w->frames.state = RPC_FRAMES_OVER;
+    w->is_tcp = rpc_peer_address_of(&a, &peer);
+    if (w->is_tcp)
+        rpc_peer_client(&peer, w->client);
+}
+
+/* Whether n more calls may pass. Counts them for the client. */
+static bool calls_pass(const struct wire *w, uint64_t n)
+{
+    bool ok = true;
+    if (!w->is_tcp || n == 0)
+        return true;
+    int64_t now_us = clock_us();
+    pthread_mutex_lock(&calls.mu);
+    for (uint64_t i = 0; i < n; i++)
+        ok &= rpc_rate_take(&calls.rate, w->client, now_us);
+    pthread_mutex_unlock(&calls.mu);
+    return ok || !w->frames.many_calls;
+}
+
 /* Whether the n bytes that were read from fd may pass. *ret_ends: they are the first that may not.
  * gRPC core reads again what the system still holds of a connection that is shut down. */
 static bool received(int fd, const struct msghdr *m, size_t n, bool *ret_ends)
@@ -110,9 +149,12 @@ static bool received(int fd, const struct msghdr *m, size_t n, bool *ret_ends)
         return true;
     pthread_mutex_lock(&w->mu);
     if (w->socket != socket)
-        w->frames = (struct rpc_frames){0};
-    w->socket = socket;
-    bool over = w->frames.state == RPC_FRAMES_OVER, ok = message_passes(&w->frames, m, n);
+        begin(w, fd, socket);
+    uint64_t before = w->frames.n_calls;
+    bool over = w->frames.state == RPC_FRAMES_OVER;
+    bool ok = message_passes(&w->frames, m, n) && calls_pass(w, w->frames.n_calls - before);
+    if (!ok)
+        w->frames.state = RPC_FRAMES_OVER;
     pthread_mutex_unlock(&w->mu);
     *ret_ends = !ok && !over;
     return ok;

@@ -28,6 +28,7 @@ struct template_turns_entry {
     int64_t slow_until_us;
     int64_t served_us; // of the helpers' CPU time
     int64_t last_us;   // of it, for the last chat
+    bool quick_large;  // the last large chat was quick
 };
 
 struct template_turns {
@@ -116,7 +117,8 @@ static void end_try(struct template_turns *t, const struct template_turn *turn,
  * wait long for each other, would all be quick again at their next turns. */
 static bool is_slow(const struct template_turn *turn, int64_t now_us)
 {
-    return turn->is_large || turn->was_slow || now_us < turn->entry->slow_until_us;
+    const struct template_turns_entry *e = turn->entry;
+    return (turn->is_large && !e->quick_large) || turn->was_slow || now_us < e->slow_until_us;
 }
 
 /* Helpers that slow payers use now, also those whose rendering has not ended yet. */
@@ -162,12 +164,15 @@ bool template_turns_end(struct template_turns *t, const struct template_turn *tu
     while (*at != turn)
         at = &(*at)->next;
     *at = turn->next;
+    bool was_slow = is_slow(turn, now_us);
     if (took_us > TEMPLATE_TURNS_SLOW_US)
         turn->entry->slow_until_us = now_us + TEMPLATE_TURNS_SLOW_FOR_US;
     serve(t, turn->entry, took_us - turn->charged_us);
     turn->entry->last_us = took_us;
+    if (turn->is_large)
+        turn->entry->quick_large = took_us <= TEMPLATE_TURNS_SLOW_US;
     end_try(t, turn, result, now_us);
-    return turn->probes || is_slow(turn, now_us);
+    return turn->probes || was_slow || is_slow(turn, now_us);
 }
 
 /* ---- turns ---- */

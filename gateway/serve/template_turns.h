@@ -10,10 +10,11 @@
  * one helper at a time. From the second failure in a row on, it is refused for a growing pause. It
  * is not refused for others: a payer could make a good template slow by its messages.
  *
- * A payer whose rendering took longer than TEMPLATE_TURNS_SLOW_US is slow for a while. Slow payers,
- * and large chats of any payer, together get all helpers but one, and at least one, while other
- * payers send chats. So chats of quick payers do not wait for them. A rendering of that
- * time counts before its end, also while its helper starts.
+ * A payer whose rendering took longer than TEMPLATE_TURNS_SLOW_US is slow for a while. A large chat
+ * counts as that of a slow payer, unless the last large one of its payer was quick. While other
+ * payers send chats, slow payers together get all helpers but one, and at least one. So chats of
+ * quick payers do not wait for them. A rendering of that time counts before its end, also while its
+ * helper starts.
  *
  * The table of payers has a fixed size. Those that meet in one entry share its times.
  *

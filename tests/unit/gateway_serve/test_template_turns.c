@@ -341,6 +341,34 @@ static int enter_large(const char *payer, int64_t now_us)
     return enter(payer, "x", now_us);
 }
 
+/* Until one of them is not. */
+static void large_chats_that_were_quick_get_all_helpers(void **state)
+{
+    (void)state;
+    template_turns_free(t);
+    start_with(2);
+    assert_int_equal(enter("other", "x", 0), 0);
+    assert_int_equal(next(0, 0), 0);
+    template_turns_end(t, &places[0], TEMPLATE_TURNS_DONE, 0, 0);
+    for (int turn = 0; turn < 3; turn++) {
+        int64_t now_us = turn * INT64_C(20000000); // nobody is slow any longer
+        int first = n_places;
+        assert_int_equal(enter("other", "x", now_us), 0);
+        assert_int_equal(next(0, now_us), first);
+        template_turns_end(t, &places[first], TEMPLATE_TURNS_DONE, 0, now_us);
+        assert_int_equal(enter_large("a", now_us), 0);
+        assert_int_equal(enter_large("a", now_us), 0);
+        assert_int_equal(next(0, now_us), first + 1);
+        assert_int_equal(next(0, now_us), turn == 1 ? first + 2 : -1);
+        template_turns_end(t, &places[first + 1], TEMPLATE_TURNS_DONE, turn ? SLOW_US + 1 : 1,
+                           now_us);
+        if (turn != 1)
+            assert_int_equal(next(0, now_us), first + 2);
+        template_turns_end(t, &places[first + 2], TEMPLATE_TURNS_DONE, turn ? SLOW_US + 1 : 1,
+                           now_us);
+    }
+}
+
 /* While the other helper is kept. */
 static void a_large_chat_lets_the_others_of_its_payer_pass(void **state)
 {
@@ -562,6 +590,7 @@ int main(void)
         CASE(slow_payers_take_turns),
         CASE(an_only_payer_uses_all_helpers),
         CASE(large_chats_leave_a_helper_too),
+        CASE(large_chats_that_were_quick_get_all_helpers),
         CASE(a_large_chat_lets_the_others_of_its_payer_pass),
         CASE(a_chat_that_must_wait_ends_in_time),
         CASE(the_payer_that_was_served_least_is_next),

@@ -11,8 +11,10 @@
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/metrics.h"
+#include "lib/clients/http2_client.h"
 #include "lib/rigs/rpc_rig.h"
 #include "rpc/rpc_accept.h"
+#include "rpc/rpc_wire.h"
 
 static atomic_int_fast64_t ahead_us;   // of the clock
 static atomic_int_fast64_t stopped_us; // the time of the clock if it stands; 0: it runs
@@ -234,6 +236,35 @@ static void another_client_is_not_refused_with_it(void **state)
         lib_skip("this machine has no ::1");
 }
 
+static double ended(void)
+{
+    return metrics_value(
+        metrics_counter("tandem_rpc_ended_connections_total", "", "reason=\"frames\""));
+}
+
+/* On many connections, each of which it closes before the calls are known. */
+static void a_client_that_begins_too_many_calls_loses_connections(void **state)
+{
+    enum { EACH = 200, MOST = 4 * RPC_WIRE_CALLS_BURST / EACH };
+    (void)state;
+    struct accept_rig a;
+    init(&a, NULL);
+    atomic_fetch_add(&ahead_us, 60000000);
+    atomic_store(&stopped_us, clock_us());
+    double before = ended();
+    for (int i = 0; i < MOST && ended() == before; i++) {
+        struct http2_client c = http2_client_open_tcp(a.port);
+        for (int k = 0; k < EACH; k++)
+            http2_client_call(&c, "/test/Echo");
+        assert_int_equal(echo("127.0.0.1", a.port), RPC_OK); // few calls pass
+        http2_client_close(&c);
+        assert_true(ended() == before || i * EACH >= RPC_WIRE_CALLS_BURST - 2 * EACH);
+    }
+    assert_true(ended() > before);
+    atomic_store(&stopped_us, 0);
+    done(&a);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -241,6 +272,7 @@ int main(void)
         cmocka_unit_test(a_reserve_that_was_lost_is_filled_again),
         cmocka_unit_test(a_client_that_connects_too_fast_is_refused_for_a_while),
         cmocka_unit_test(another_client_is_not_refused_with_it),
+        cmocka_unit_test(a_client_that_begins_too_many_calls_loses_connections),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -123,6 +123,43 @@ static void frames_of_calls_have_no_rate(void **state)
                     frame(WINDOW, 0, 4) && frame(HEADERS, END_HEADERS, 10));
 }
 
+static bool call(uint32_t stream)
+{
+    const uint8_t head[9] = {0,
+                             0,
+                             0,
+                             HEADERS,
+                             END_HEADERS,
+                             (uint8_t)(stream >> 24),
+                             (uint8_t)(stream >> 16),
+                             (uint8_t)(stream >> 8),
+                             (uint8_t)stream};
+    return rpc_frames_pass(&f, head, sizeof(head), now_us);
+}
+
+/* Trailers, and answers of a server, are no calls. */
+static void calls_are_counted(void **state)
+{
+    enum { EACH_US = 1000000 / RPC_FRAMES_CALLS_PER_S };
+    (void)state;
+    assert_true(begin() && call(1));
+    assert_int_equal(f.n_calls, 0);
+    start(NULL);
+    assert_true(rpc_frames_pass(&f, (const uint8_t *)PREFACE, PREFACE_BYTES, now_us) && begin());
+    for (uint32_t i = 1; i <= RPC_FRAMES_CALLS_BURST; i++) {
+        assert_true(call(2 * i + 1) && call(2 * i + 1));
+        assert_int_equal(f.n_calls, i);
+        assert_false(f.many_calls);
+    }
+    assert_true(call(1) && call(0x80000001)); // the highest bit has no meaning
+    assert_false(f.many_calls);
+    assert_true(call(0x10001));
+    assert_true(f.many_calls);
+    now_us += 2 * EACH_US;
+    assert_true(call(0x20001));
+    assert_false(f.many_calls);
+}
+
 static void a_connection_says_goodbye_few_times(void **state)
 {
     (void)state;
@@ -186,10 +223,15 @@ static void bytes_may_be_cut_anywhere(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(a_header_has_a_limit),         TEST(a_header_has_few_parts),
-        TEST(a_header_is_not_interrupted),  TEST(frames_for_nothing_have_a_rate),
-        TEST(frames_of_calls_have_no_rate), TEST(a_connection_says_goodbye_few_times),
-        TEST(only_http2_is_judged),         TEST(bytes_may_be_cut_anywhere),
+        TEST(a_header_has_a_limit),
+        TEST(a_header_has_few_parts),
+        TEST(a_header_is_not_interrupted),
+        TEST(frames_for_nothing_have_a_rate),
+        TEST(frames_of_calls_have_no_rate),
+        TEST(calls_are_counted),
+        TEST(a_connection_says_goodbye_few_times),
+        TEST(only_http2_is_judged),
+        TEST(bytes_may_be_cut_anywhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

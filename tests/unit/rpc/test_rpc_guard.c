@@ -171,6 +171,7 @@ static int listening_socket(uint16_t *ret_port)
 static void init_with(struct guard_rig *g, bool passed_socket, const struct rpc_server_options *opt)
 {
     char target[32];
+    atomic_fetch_add(&ahead_us, 2000000); // the calls of the last test no longer count
     memset(&rpc_rig_seen, 0, sizeof(rpc_rig_seen));
     *g = (struct guard_rig){.r = {.health = rpc_health_new()}};
     g->r.server = rpc_rig_server(opt, g->r.health);
