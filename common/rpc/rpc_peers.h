@@ -41,9 +41,9 @@
 #define RPC_PEERS_RESET_US 1000000
 #define RPC_PEERS_RESETS_PER_S 64 // in the long run
 #define RPC_PEERS_RESETS_BURST 2048
-/* Calls that cost the client nothing: health, models and statistics, reflection, and refused ones.
- * Also those that their method refuses, for example because its queue is full. The thread that
- * answers them has other work. */
+/* Calls that cost the client nothing: health, models and statistics, reflection, and those that its
+ * role may not make. Requests that a method refuses do not count: a gateway over TCP without TLS is
+ * a client, and passes on those of its users. The thread that answers has other work. */
 #define RPC_PEERS_CHEAP_PER_S 250 // in the long run
 #define RPC_PEERS_CHEAP_BURST 2000
 #define RPC_PEERS_REFUSED_MAX 512

@@ -296,20 +296,10 @@ size_t rpc_call_unread(struct rpc_call *c)
     return n;
 }
 
-/* Whether the call costs its client nothing, because its method refuses it. With c->mu. */
-static bool was_cheap(const struct rpc_call *c, enum rpc_code code)
-{
-    bool is_refusal = code != RPC_OK && code != RPC_UNAVAILABLE && code != RPC_INTERNAL &&
-                      code != RPC_CANCELLED && code != RPC_DEADLINE_EXCEEDED;
-    bool has_answer = c->sent_headers || c->q.n_bytes;
-    return is_refusal && !has_answer && !c->is_refused && !c->is_cheap &&
-           !rpc_server_is_service(c->roles);
-}
-
 void rpc_call_finish(struct rpc_call *c, enum rpc_code code, const char *text)
 {
     pthread_mutex_lock(&c->mu);
-    bool now = !c->has_status, cheap = now && was_cheap(c, code);
+    bool now = !c->has_status;
     if (now) {
         c->has_status = true;
         c->finished_us = clock_us();
@@ -322,8 +312,6 @@ void rpc_call_finish(struct rpc_call *c, enum rpc_code code, const char *text)
     pthread_mutex_unlock(&c->mu);
     if (now)
         rpc_server_left_unread(c, unread);
-    if (cheap)
-        rpc_guard_cheap(c->s->guard, c->account);
 }
 
 void rpc_call_abort(struct rpc_call *c, enum rpc_code code, const char *text)

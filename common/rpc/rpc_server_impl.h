@@ -94,7 +94,6 @@ struct rpc_call {
     struct rpc_place place;        // under the server's lock
     bool is_running;               // counts in n_running
     bool is_refused;               // counts for the connection
-    bool is_cheap;                 // the same; known when the call begins
 
     pthread_mutex_t mu; // guards the fields below and the start of batches
     struct rpc_sendq q;

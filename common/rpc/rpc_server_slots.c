@@ -209,8 +209,8 @@ static void add_call(struct rpc_server *s, struct method *m, struct rpc_call *c)
     end_displaced(displaced);
     if (c->is_refused)
         rpc_guard_refused(s->guard, c->account);
-    c->is_cheap = m->m->during_drain || m->m == &rpc_server_unknown || c->m == &refused_method;
-    if (c->is_cheap && !rpc_server_is_service(c->roles))
+    if (!rpc_server_is_service(c->roles) &&
+        (m->m->during_drain || m->m == &rpc_server_unknown || c->m == &refused_method))
         rpc_guard_cheap(s->guard, c->account);
 }
 

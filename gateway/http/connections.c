@@ -296,7 +296,7 @@ static int rank(const struct connection *k)
     if (k->ending || k->reserve || (!k->c && !k->due_us))
         return 0;
     if (k->due_us)
-        return 5; // nothing was done for it yet
+        return 5;                         // nothing was done for it yet
     if (k->phase == CONNECTION_ANSWERING) // gives_way() decides
         return k->r ? 1 : 0;
     return k->phase == CONNECTION_IDLE && k->used ? 4 : !k->r ? 3 : 2; // a body is on its way

@@ -63,6 +63,8 @@ static struct prom_merge_family *find_or_add_family(struct prom_merge *p,
     uint16_t *slot = slot_of(p, name);
     if (*slot)
         return &p->families[*slot - 1];
+    if (p->n - p->n_before == PROM_MERGE_MAX_OF_ONE)
+        return NULL;
     struct prom_merge_family *f = grow_families(p);
     char *copy = f ? strndup(name.at, name.len) : NULL;
     if (!copy)
@@ -153,6 +155,7 @@ void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const ch
     char label[320];
     size_t current = 0;
     const char *end = text + len;
+    p->n_before = p->n;
     metrics_label(label, sizeof(label), "instance", instance, instance_len);
     size_t label_len = strlen(label), left = PROM_MERGE_MAX_ADDED;
     while (text < end) {

@@ -9,7 +9,8 @@
 #include "base/buf.h"
 
 #define PROM_MERGE_MAX_FAMILIES 2048
-#define PROM_MERGE_SLOTS 4096 // of the hash table of families: at most half of them are used
+#define PROM_MERGE_MAX_OF_ONE 256 // families that one process may add; a verifier has some 60
+#define PROM_MERGE_SLOTS 4096     // of the hash table of families: at most half of them are used
 /* Bytes of one process, its label `instance` included in each line. A verifier with 16 proposers
  * has less than 100 KiB. */
 #define PROM_MERGE_MAX_ADDED (1u << 20)
@@ -20,6 +21,7 @@ struct prom_merge_family;
 struct prom_merge {
     bool exemplars;
     bool others_only; // see prom_merge_own_done()
+    size_t n_before;  // families when prom_merge_add() began
     struct prom_merge_family *families;
     size_t n, cap;
     uint64_t secret;                  // processes must not choose names that meet in one slot
@@ -29,7 +31,7 @@ struct prom_merge {
 /* exemplars: samples may have one. Only OpenMetrics may. */
 void prom_merge_init(struct prom_merge *p, bool exemplars);
 void prom_merge_done(struct prom_merge *p);
-/* Adds metrics, see prom_line.h. instance: any bytes. Families over the limit and lines after
+/* Adds metrics, see prom_line.h. instance: any bytes. Families over the limits and lines after
  * PROM_MERGE_MAX_ADDED bytes are dropped. */
 void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const char *instance,
                     size_t instance_len);

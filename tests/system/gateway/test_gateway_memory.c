@@ -274,18 +274,21 @@ static void an_answer_that_finds_no_memory_is_refused(void **state)
     const char *more[] = {SMALL, NULL};
     unsigned at;
     struct child s = gateway_start(stage.address, more, &at);
-    is_error(http_call(at, "POST", "/v1/completions", "{\"prompt\":\"flood 3000\"}"), 413, NULL,
-             "one client may use 2 MiB");
+    is_error(
+        http_call(at, "POST", "/v1/completions", "{\"prompt\":\"flood 3000\",\"max_tokens\":3000}"),
+        413, NULL, "one client may use 2 MiB");
     assert_true(counts_at_most(at, 0));
     struct http_client c = slow_body(1, at, "");
     assert_true(counts_at_least(at, SLOW_BYTES - 1));
-    is_error(http_call(at, "POST", "/v1/completions", "{\"prompt\":\"flood 900\"}"), 429, NULL,
-             "your other requests use");
+    is_error(
+        http_call(at, "POST", "/v1/completions", "{\"prompt\":\"flood 900\",\"max_tokens\":900}"),
+        429, NULL, "your other requests use");
     http_answer_is(padded(2, at, ""), 200, "", "");
     http_client_close(&c);
     assert_true(counts_at_most(at, 0));
-    http_answer_is(http_call(at, "POST", "/v1/completions", "{\"prompt\":\"flood 500\"}"), 200, "",
-                   "finish_reason");
+    http_answer_is(
+        http_call(at, "POST", "/v1/completions", "{\"prompt\":\"flood 500\",\"max_tokens\":500}"),
+        200, "", "finish_reason");
     gateway_await_running(stage.verifier, 0);
     child_stop(&s);
 }
@@ -302,7 +305,7 @@ static void unread_streams_leave_memory_for_others(void **state)
     while (n < N && status == 200) {
         c[n] = http_client_open(at);
         http_client_ask(&c[n], "POST /v1/completions", "",
-                        "{\"prompt\":\"flood 20000\",\"stream\":true}");
+                        "{\"prompt\":\"flood 20000\",\"max_tokens\":20000,\"stream\":true}");
         status = (unsigned)http_client_read_head(&c[n++], 20000);
         assert_true(status == 200 || (status == 429 && n > 1)); // 429: they have used up the share
     }
@@ -356,8 +359,8 @@ static void fill(unsigned port, struct http_client *c, size_t rest)
 
 static void completes_and_is_freed(unsigned port, unsigned long before)
 {
-    const char *body = "{\"prompt\":\"run 4000\",\"max_tokens\":1024}";
-    http_answer_is(http_call(port, "POST", "/v1/completions", body), 200, "", "w3999");
+    AUTO(mem_free) char *body = chat_body("run 4000", ""); // it sets no limit
+    http_answer_is(http_call(port, "POST", "/v1/chat/completions", body), 200, "", "w3999");
     assert_true(counts_at_most(port, before));
 }
 

@@ -113,7 +113,7 @@ static void a_fast_reader_gets_several_large_streams_in_full(void **state)
     AUTO(mem_free) char *floods = prompts_of("flood 150", 20);
     struct http_client c;
     unsigned n = 0;
-    asks(&c, stage.port, floods, ",\"stream\":true");
+    asks(&c, stage.port, floods, ",\"max_tokens\":150,\"stream\":true");
     assert_int_equal(http_client_read_head(&c, 20000), 200);
     for (char *event; (event = http_client_event(&c, 20000, NULL)); free(event))
         n += strstr(event, "\"text\":\"xxx") != NULL;

@@ -228,12 +228,16 @@ static void instances_cannot_break_out_of_their_label(void **state)
 static void families_are_limited(void **state)
 {
     (void)state;
-    struct buf text;
+    AUTO(buf_done) struct buf text = {0};
     buf_init(&text, 1 << 20);
-    for (unsigned i = 0; i < PROM_MERGE_MAX_FAMILIES + 10; i++)
-        buf_printf(&text, "f%u 1\n", i);
-    prom_merge_add(&p, text.data, text.len, "i", 1);
-    buf_done(&text);
+    for (unsigned n = 0; n < PROM_MERGE_MAX_FAMILIES; n += PROM_MERGE_MAX_OF_ONE) {
+        buf_clear(&text);
+        for (unsigned i = 0; i < PROM_MERGE_MAX_OF_ONE + 10; i++)
+            buf_printf(&text, i % 2 ? "f%u_%u 1\n" : "# HELP f%u_%u x\n", n, i);
+        prom_merge_add(&p, text.data, text.len, "i", 1);
+        assert_int_equal(p.n, n + PROM_MERGE_MAX_OF_ONE);
+    }
+    add("new 1\n", "j");
     assert_int_equal(p.n, PROM_MERGE_MAX_FAMILIES);
 }
 
@@ -242,10 +246,13 @@ static void a_known_family_is_found_among_many(void **state)
     (void)state;
     AUTO(buf_done) struct buf text = {0}, out = {0};
     buf_init(&text, 1 << 20);
-    for (unsigned round = 0; round < 2; round++)
-        for (unsigned i = 0; i < PROM_MERGE_MAX_FAMILIES; i++)
-            buf_printf(&text, "f%u %u\n", i, round);
-    prom_merge_add(&p, text.data, text.len, "i", 1);
+    for (unsigned n = 0; n < PROM_MERGE_MAX_FAMILIES; n += PROM_MERGE_MAX_OF_ONE) {
+        buf_clear(&text);
+        for (unsigned round = 0; round < 2; round++)
+            for (unsigned i = 0; i < PROM_MERGE_MAX_OF_ONE; i++)
+                buf_printf(&text, "f%u %u\n", n + i, round);
+        prom_merge_add(&p, text.data, text.len, "i", 1);
+    }
     add("f7 2\nnew 1\n", "j");
     assert_int_equal(p.n, PROM_MERGE_MAX_FAMILIES);
     buf_init(&out, 1 << 20);
