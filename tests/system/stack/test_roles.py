@@ -94,7 +94,7 @@ class Roles(Folder):
                     pass
             except (ConnectionError, ssl.SSLError):
                 pass  # the server does not end the TLS session first
-        self.verifier.wait("connection ended, its peer sends an endless header .*from=TLS reason=frames")
+        self.verifier.wait("connection ended, its peer sends an endless header.*from=TLS reason=frames")
         self.check(f"127.0.0.1:{self.port}", "client", [*GENERATES, HEALTH], GENERATES)
 
     def test_only_a_uri_san_states_a_role(self):

@@ -290,11 +290,12 @@ static void a_waiting_verify_stream_is_preempted_and_resumed(void **state)
 static void idle_verify_streams_are_bounded(void **state)
 {
     (void)state;
-    enum { SEQS = 2, QUEUED = 3, STARTED = 4, N = STARTED + QUEUED }; // a place is for others
+    /* Half of the places of started ones are for others. */
+    enum { SEQS = 2, QUEUED = 6, STARTED = 4, N = STARTED + QUEUED };
     struct service s = {0};
     struct rpc_client *c;
     static const char *const args[] = {
-        "--model", MODEL, "--max-sequences", "2", "--queue-length", "3", "--verify-timeout",
+        "--model", MODEL, "--max-sequences", "2", "--queue-length", "6", "--verify-timeout",
         "600",     NULL};
     service_start(&s, "verifier-svc", args);
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
@@ -308,7 +309,7 @@ static void idle_verify_streams_are_bounded(void **state)
         verify_send(&v[i], &w.msg, NULL);
     }
     wait_requests(c, SEQS, N - SEQS);
-    must_refuse(c, &w.msg, RPC_RESOURCE_EXHAUSTED, "the queue is full: 3 requests wait already");
+    must_refuse(c, &w.msg, RPC_RESOURCE_EXHAUSTED, "the queue is full: 6 requests wait already");
     verify_draft(&v[0], NULL, NULL, 0); // the oldest stream can still run
     assert_int_equal(v[0].n_run, 1);
     for (unsigned i = 0; i < N; i++) {
