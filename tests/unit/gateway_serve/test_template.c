@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -535,9 +536,9 @@ static void stopping_ends_renderings_immediately(void **state)
 
 /* ---- a helper whose script is hostile ---- */
 
-static const char *hostile; // the script of new helpers; NULL: the product's
-static bool holds_start;    // a start only ends when it is no longer awaited
-static bool delays_start;   // a start takes longer than a rendering that makes its payer slow
+static const char *hostile;      // the script of new helpers; NULL: the product's
+static bool holds_start;         // a start only ends when it is no longer awaited
+static atomic_bool delays_start; // a start takes longer than a rendering that makes its payer slow
 
 int __real_sandbox_start(const char *script, int fd, const struct sandbox_patience *patience,
                          pid_t *ret_pid, unsigned *ret_missing);
