@@ -75,7 +75,7 @@ static bool frame_passes(struct rpc_frames *f, int64_t now_us)
         return ++f->n_goaways <= RPC_FRAMES_GOAWAY_MAX;
     case DATA:
         return f->left || flags & END_STREAM || control_passes(f, now_us);
-    case RST_STREAM: // each belongs to a call or a message
+    case RST_STREAM: // good peers send one for each call or message: no rate
     case WINDOW_UPDATE:
         return true;
     default:

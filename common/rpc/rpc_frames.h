@@ -6,7 +6,7 @@
  *
  * The format: RFC 9113, sections 3.4 (preface), 4.1 (frames) and 6. Payloads are not looked into.
  *
- * Private to common/rpc. Threads: the caller has a lock. */
+ * Private to common/rpc. Threads: one at a time for each struct. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

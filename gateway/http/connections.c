@@ -78,8 +78,8 @@ struct connections {
     struct address_counts counts;
     struct handshake_pace pace;
 
-    struct metric *refused, *unsigned_hellos;
-    struct log_pace refusals, unsigned_pace;
+    struct metric *refused, *refused_handshakes;
+    struct log_pace refusals, handshake_refusals;
 };
 
 /* ---- open connections ---- */
@@ -390,8 +390,8 @@ bool connections_may_sign(struct connections *s, const struct connection *k)
     pthread_mutex_unlock(&s->mu);
     if (may)
         return true;
-    metrics_add(s->unsigned_hellos, 1);
-    unsigned n = log_pace_due(&s->unsigned_pace, now_us);
+    metrics_add(s->refused_handshakes, 1);
+    unsigned n = log_pace_due(&s->handshake_refusals, now_us);
     if (n)
         log_warn("TLS handshakes refused n=%u: all addresses together begin too many "
                  "(max_tls_handshakes_per_ip=0 removes the limit)",
@@ -700,7 +700,7 @@ int connections_new(const struct http_options *o, struct connections **ret)
     s->refused = metrics_counter(
         "tandem_gateway_connections_refused_total",
         "Connections closed without an answer: all places and the reserve were in use.", NULL);
-    s->unsigned_hellos = metrics_counter(
+    s->refused_handshakes = metrics_counter(
         "tandem_gateway_tls_handshakes_refused_total",
         "TLS handshakes ended before the signature: all addresses together began too many.", NULL);
     getrlimit(RLIMIT_NOFILE, &files);
