@@ -307,8 +307,8 @@ static void idle_verify_streams_are_bounded(void **state)
     for (unsigned i = STARTED; i < N; i++) {
         verify_open_at(c, &v[i], NULL);
         verify_send(&v[i], &w.msg, NULL);
+        wait_requests(c, SEQS, i + 1 - SEQS); // they wait in this order
     }
-    wait_requests(c, SEQS, N - SEQS);
     must_refuse(c, &w.msg, RPC_RESOURCE_EXHAUSTED, "the queue is full: 6 requests wait already");
     verify_draft(&v[0], NULL, NULL, 0); // the oldest stream can still run
     assert_int_equal(v[0].n_run, 1);
