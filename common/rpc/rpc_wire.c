@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/log_pace.h"
+#include "base/mem.h"
 #include "base/metrics.h"
 #include "base/rng.h"
 #include "rpc/rpc_base.h"
@@ -45,10 +46,21 @@ static struct {
 } calls = {.mu = PTHREAD_MUTEX_INITIALIZER,
            .rate = {.per_s = RPC_WIRE_CALLS_PER_S, .burst = RPC_WIRE_CALLS_BURST}};
 
+/* gRPC core reads a TLS connection in one thread at a time, but by locks that ThreadSanitizer does
+ * not see. Connections share these locks. */
+static pthread_mutex_t tls_mu[64] = {[0 ... 63] = PTHREAD_MUTEX_INITIALIZER};
+
+static pthread_mutex_t *mutex_of(const void *ssl)
+{
+    return &tls_mu[(uintptr_t)ssl / 64 % ARRAY_LEN(tls_mu)];
+}
+
 static void free_frames(void *ssl, void *frames, CRYPTO_EX_DATA *all, int index, long n, void *p)
 {
-    (void)ssl, (void)all, (void)index, (void)n, (void)p;
+    (void)all, (void)index, (void)n, (void)p;
+    pthread_mutex_lock(mutex_of(ssl));
     free(frames);
+    pthread_mutex_unlock(mutex_of(ssl));
 }
 
 static void init(void)
@@ -202,17 +214,28 @@ static struct rpc_frames *frames_of(SSL *ssl)
     return NULL;
 }
 
+/* As received(), for a TLS connection. */
+static bool decrypted(SSL *ssl, const void *bytes, size_t n, bool *ret_ends)
+{
+    pthread_mutex_lock(mutex_of(ssl));
+    struct rpc_frames *f = frames_of(ssl);
+    bool over = f && f->state == RPC_FRAMES_OVER;
+    bool ok = !f || rpc_frames_pass(f, bytes, n, clock_us());
+    pthread_mutex_unlock(mutex_of(ssl));
+    *ret_ends = !ok && !over;
+    return ok;
+}
+
 /* Replaces that of OpenSSL. gRPC core closes a connection after an error, and reads its code from
  * OpenSSL's queue. */
 __attribute__((visibility("default"))) int SSL_read(SSL *ssl, void *to, int n)
 {
     rpc_wire_init();
+    bool ends;
     int got = next.ssl_read(ssl, to, n);
-    struct rpc_frames *f = got > 0 ? frames_of(ssl) : NULL;
-    bool over = f && f->state == RPC_FRAMES_OVER;
-    if (got <= 0 || (f && rpc_frames_pass(f, to, (size_t)got, clock_us())))
+    if (got <= 0 || decrypted(ssl, to, (size_t)got, &ends))
         return got;
-    if (f && !over)
+    if (ends)
         report("TLS");
     ERR_raise(ERR_LIB_USER, 1);
     return -1;
