@@ -20,33 +20,19 @@ static bool is_dormant(const struct seq *s)
            (atomic_load(&s->req->paused) || (s->req->verify && !s->draft && s->n - s->kv.len <= 1));
 }
 
-/* A preempted Verify stream waits in the queue for its next draft. A request starts only if
- * `waiting` has space to put back all started sequences. */
+/* Whether one more choice of the request may start. `waiting` must have space to put back all that
+ * have started. A started request keeps one place while none of its choices has started. */
+static bool has_place(const struct engine *e, const struct request *r)
+{
+    return e->n_started < e->max_started || r->n_started < r->n_places;
+}
+
+/* A preempted Verify stream waits in the queue for its next draft. */
 static bool may_be_admitted(const struct engine *e, const struct seq *s)
 {
-    if (!s->started)
-        return e->n_started + s->req->n <= e->max_started;
-    return !atomic_load(&s->req->paused) && (!s->req->verify || s->draft);
-}
-
-static uint32_t n_started_of(const struct seq_list *l, uint32_t flow)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < l->n; i++)
-        n += l->v[i]->started && l->v[i]->req->place.flow == flow;
-    return n;
-}
-
-/* Paused answers and idle Verify streams stay started. Those of some flows must keep nobody out: a
- * flow gets as many of max_started as it leaves free. As many as there are seats may start in any
- * case. */
-static bool flow_is_full(const struct engine *e, const struct seq *s)
-{
-    uint32_t n = s->req->n, flow = s->req->place.flow;
-    if (s->started || e->n_started + n <= (uint32_t)e->options->max_sequences)
+    if (atomic_load(&s->req->paused))
         return false;
-    uint32_t of_flow = n_started_of(&e->running, flow) + n_started_of(&e->waiting, flow);
-    return of_flow + n > e->max_started - e->n_started - n;
+    return s->started ? !s->req->verify || s->draft : has_place(e, s->req);
 }
 
 /* Of the blocks that s needs, those that running sequences already hold. */
@@ -77,15 +63,6 @@ static void count_admission(struct engine *e, const struct seq *s, int64_t now_u
     metrics_observe(e->stats->queue_s, (double)(now_us - r->arrived_us) / 1e6);
 }
 
-/* Allocates all memory that a request will need. */
-static int open_choices(struct request *r)
-{
-    int err = 0;
-    for (uint32_t i = 0; i < r->n && !err; i++)
-        err = seq_open(r->seqs[i]);
-    return err;
-}
-
 /* Takes the cached rows of the sequence, which need not run. The last row always runs. */
 static void match_prefix(struct engine *e, struct seq *s)
 {
@@ -95,28 +72,59 @@ static void match_prefix(struct engine *e, struct seq *s)
         s->n_cached = n;
 }
 
-static void start_choice(struct engine *e, struct seq *s, uint32_t n_cached, int64_t now_us)
+static void start_choice(struct engine *e, struct seq *s, int64_t now_us)
 {
     const struct request *r = s->req;
-    e->n_started++;
+    s->started = true;
     s->admitted_us = now_us;
     s->idle_us = r->verify && !s->draft ? now_us : 0;
     struct event *ev = events_add(events_reserve(e->events, 0), s->req, s->choice);
     ev->started = true;
-    ev->n_cached = n_cached;
-    if (r->continued && seq_list_find(&e->waiting, s->id) != s)
-        seq_list_add(&e->waiting, s); // each choice has its own tokens to run
+    ev->n_cached = cached_prompt(s);
+    engine_count_started(e, s->req);
 }
 
-/* Starts all choices of the request; s is the one that is admitted. */
-static void start_choices(struct engine *e, struct seq *s, int64_t now_us)
+/* Puts the first choice that has not started into the queue, at its old place. */
+static void queue_next_choice(struct engine *e, const struct request *r)
 {
-    struct request *r = s->req;
-    count_admission(e, s, now_us);
     for (uint32_t i = 0; i < r->n; i++) {
-        r->seqs[i]->started = true;
-        if (r->seqs[i]->state != SEQ_ENDED)
-            start_choice(e, r->seqs[i], cached_prompt(s), now_us);
+        struct seq *s = r->seqs[i];
+        if (s->started || s->state == SEQ_ENDED)
+            continue;
+        s->state = SEQ_WAITING;
+        seq_list_add(&e->waiting, s);
+        return;
+    }
+}
+
+/* Whether the choice can wait for the prompt of the first one, in the running list. */
+static bool may_join(const struct engine *e, struct seq *s, const struct capacity *available)
+{
+    struct capacity needed = capacity_of_branch();
+    return capacity_fits(&needed, available) &&
+           (s->started || (has_place(e, s->req) && (s->tokens || seq_open(s) == 0)));
+}
+
+/* The first choice runs: choices without rows wait for its prompt, as many as there are seats for.
+ * Of the others, those that have started wait in the queue. */
+static void join_branches(struct engine *e, const struct request *r, int64_t now_us)
+{
+    struct capacity available = capacity_free(e), needed = capacity_of_branch();
+    for (uint32_t i = 1; i < r->n; i++) {
+        struct seq *s = r->seqs[i];
+        if (s->state != SEQ_BRANCH)
+            continue;
+        bool joins = may_join(e, s, &available);
+        if (joins) {
+            capacity_subtract(&available, &needed);
+            seq_list_add(&e->running, s);
+            s->n_cached = r->seqs[0]->n_cached;
+        } else if (s->started) {
+            s->state = SEQ_WAITING;
+            seq_list_add(&e->waiting, s);
+        }
+        if (joins && !s->started)
+            start_choice(e, s, now_us);
     }
 }
 
@@ -136,11 +144,21 @@ static bool needs_replay(const struct seq *s)
     return s->req->continued && !s->replayed;
 }
 
+/* The request of s starts with it. False: it was displaced. */
+static bool start_request(struct engine *e, struct seq *s, int64_t now_us)
+{
+    if (!flows_start(e->flows, &s->req->place, s->n - s->n_cached))
+        return false;
+    count_admission(e, s, now_us);
+    return true;
+}
+
 static void admit_seq(struct engine *e, struct seq *s, int64_t now_us)
 {
     struct request *r = s->req;
     enum seq_end end = SEQ_CONTINUES;
-    int err = s->tokens ? 0 : open_choices(r);
+    const bool is_new = !s->started;
+    int err = s->tokens ? 0 : seq_open(s);
     if (!err && needs_replay(s))
         err = continuation_replay(s, &e->replay_left, &end);
     if (err < 0) {
@@ -150,23 +168,23 @@ static void admit_seq(struct engine *e, struct seq *s, int64_t now_us)
     if (needs_replay(s))
         return; // it stays in the queue, and a later turn continues
     match_prefix(e, s);
-    if (!s->started && !flows_start(e->flows, &r->place, s->n - s->n_cached)) {
+    if (!r->n_places && !start_request(e, s, now_us)) {
         engine_fail_displaced(e, r);
         return;
     }
-    if (!s->started)
-        start_choices(e, s, now_us);
+    if (is_new)
+        start_choice(e, s, now_us);
+    seq_list_remove(&e->waiting, s);
     if (end != SEQ_CONTINUES) {
         end_replayed(e, s, end);
-        return;
+    } else {
+        s->state = SEQ_RUNNING;
+        seq_list_add(&e->running, s);
     }
-    seq_list_remove(&e->waiting, s);
-    s->state = SEQ_RUNNING;
-    seq_list_add(&e->running, s);
-    for (uint32_t i = 1; s->choice == 0 && i < r->n; i++) {
-        if (r->seqs[i]->state == SEQ_BRANCH)
-            seq_list_add(&e->running, r->seqs[i]); // they wait for the prompt of the first choice
-    }
+    if (s->choice == 0)
+        join_branches(e, r, now_us);
+    if (is_new)
+        queue_next_choice(e, r);
 }
 
 /* Preempts a dormant sequence in favour of waiting ones. False: there is none. */
@@ -178,6 +196,57 @@ static bool preempt_dormant(struct engine *e)
             engine_preempt(e, s);
             return true;
         }
+    }
+    return false;
+}
+
+static uint32_t n_started_of(const struct seq_list *l, uint32_t flow, bool dormant)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < l->n; i++) {
+        const struct seq *s = l->v[i];
+        n += s->started && s->req->place.flow == flow && (!dormant || is_dormant(s));
+    }
+    return n;
+}
+
+static uint32_t n_of_flow(const struct engine *e, uint32_t flow, bool dormant)
+{
+    return n_started_of(&e->running, flow, dormant) + n_started_of(&e->waiting, flow, dormant);
+}
+
+/* The newest dormant sequence of the flow with the most of them. NULL: there is none. */
+static struct seq *largest_dormant(const struct engine *e, uint32_t *ret_n)
+{
+    const struct seq_list *lists[] = {&e->running, &e->waiting};
+    struct seq *newest = NULL;
+    *ret_n = 0;
+    for (unsigned l = 0; l < 2; l++) {
+        for (uint32_t i = 0; i < lists[l]->n; i++) {
+            struct seq *s = lists[l]->v[i];
+            if (!is_dormant(s))
+                continue;
+            uint32_t n = n_of_flow(e, s->req->place.flow, true);
+            if (n > *ret_n || (n == *ret_n && s->order > newest->order))
+                newest = s;
+            *ret_n = max_u32(n, *ret_n);
+        }
+    }
+    return newest;
+}
+
+/* Paused answers and idle Verify streams stay started. If they take all of max_started, one is
+ * ended in favour of a flow that has fewer. False: no such flow waits. */
+static bool end_dormant(struct engine *e)
+{
+    uint32_t most;
+    struct seq *s = e->n_started < e->max_started ? NULL : largest_dormant(e, &most);
+    for (uint32_t i = 0; s && i < e->waiting.n; i++) {
+        const struct seq *w = e->waiting.v[i];
+        if (w->started || n_of_flow(e, w->req->place.flow, false) >= most)
+            continue;
+        engine_fail_request(e, s->req, -EBUSY, ENGINE_IDLE);
+        return true;
     }
     return false;
 }
@@ -272,15 +341,12 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
     struct capacity available = capacity_free(e);
     uint32_t n = 0, blocks = (uint32_t)(available.blocks > 0 ? available.blocks : 0);
     uint32_t seats = (uint32_t)available.seats;
-    bool full = false; // a new request that must wait blocks the later ones
     e->restore_until_us = INT64_MAX;
     sort_turns(e);
     for (uint32_t i = 0; i < e->waiting.n; i++) {
         struct seq *s = e->waiting.v[e->turns[i].index];
-        bool may = may_be_admitted(e, s) && (s->started || !full);
-        full |= !s->started && !may;
         e->waits[i] = (struct sched_wait){.passed = &s->passed, .skip = true};
-        if (!may || flow_is_full(e, s) || waits_for_replay(e, s) ||
+        if (!may_be_admitted(e, s) || waits_for_replay(e, s) ||
             waits_for_rows(e, s, i < MAX_COMPARED, seats && n < MAX_RESTORING, now_us))
             continue;
         struct capacity needed = capacity_needed(e, s);
@@ -296,15 +362,15 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
 
 void admit_waiting(struct engine *e)
 {
-    bool any = true;
+    bool any;
     e->replay_left = CONTINUATION_TURN;
     e->replays = false;
-    while (any) {
+    for (;;) {
         int64_t now_us = clock_us();
         struct seq *s = next_to_admit(e, now_us, &any);
         if (s)
             admit_seq(e, s, now_us);
-        else if (!any || !(preempt_dormant(e) || admit_small_flow(e, now_us)))
+        else if (!end_dormant(e) && !(any && (preempt_dormant(e) || admit_small_flow(e, now_us))))
             return;
     }
 }

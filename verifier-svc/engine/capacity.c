@@ -3,16 +3,6 @@
 #include "verifier-svc/engine/capacity.h"
 #include "verifier-svc/engine/engine_impl.h"
 
-/* Sequences that are admitted with s, itself included: the first choice brings those that have not
- * branched off yet. */
-static uint32_t n_seats(const struct seq *s)
-{
-    uint32_t n = 1;
-    for (uint32_t i = 1; s->choice == 0 && i < s->req->n; i++)
-        n += s->req->seqs[i]->state == SEQ_BRANCH;
-    return n;
-}
-
 /* Blocks that a running sequence will take for its prompt and its next rows. */
 static uint32_t owed(const struct seq *s)
 {
@@ -26,7 +16,7 @@ static void add(struct capacity *to, const struct capacity *r)
     to->blocks += r->blocks;
 }
 
-static void subtract(struct capacity *from, const struct capacity *r)
+void capacity_subtract(struct capacity *from, const struct capacity *r)
 {
     from->seats -= r->seats;
     from->blocks -= r->blocks;
@@ -34,15 +24,20 @@ static void subtract(struct capacity *from, const struct capacity *r)
 
 struct capacity capacity_needed(const struct engine *e, const struct seq *s)
 {
-    uint32_t seats = n_seats(s), tails = seats - 1; // copies of the prompt's last block
-    return (struct capacity){seats, min_u32(seq_blocks(s) + tails, kv_n_blocks(e->loaded->run.kv))};
+    return (struct capacity){1, min_u32(seq_blocks(s), kv_n_blocks(e->loaded->run.kv))};
+}
+
+/* A copy of the prompt's last block, and one for the next rows. */
+struct capacity capacity_of_branch(void)
+{
+    return (struct capacity){1, 2};
 }
 
 struct capacity capacity_free(const struct engine *e)
 {
     struct capacity r = {e->options->max_sequences, kv_n_free(e->loaded->run.kv)};
     for (uint32_t i = 0; i < e->running.n; i++)
-        subtract(&r, &(struct capacity){1, owed(e->running.v[i])});
+        capacity_subtract(&r, &(struct capacity){1, owed(e->running.v[i])});
     return r;
 }
 
@@ -101,7 +96,7 @@ static bool can_give(const struct engine *e, uint32_t flow, struct capacity part
         if (s->req->place.flow != flow)
             continue;
         struct capacity given = part_of(s);
-        subtract(&part, &given);
+        capacity_subtract(&part, &given);
         given.blocks -= s->kv.n_blocks - kv_n_own(e->loaded->run.kv, &s->kv); // still held
         add(&available, &given);
     }

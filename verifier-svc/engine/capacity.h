@@ -16,8 +16,11 @@ struct capacity {
     int64_t seats, blocks;
 };
 
-/* What waiting sequence s needs to start, the choices that are admitted with it included. */
+/* What waiting sequence s needs to start. */
 struct capacity capacity_needed(const struct engine *e, const struct seq *s);
+/* What a choice needs that waits for the prompt of the first one. */
+struct capacity capacity_of_branch(void);
+void capacity_subtract(struct capacity *from, const struct capacity *r);
 /* Free seats, and free blocks minus those that running sequences need for their next rows; below
  * zero if these are not all there. */
 struct capacity capacity_free(const struct engine *e);

@@ -22,8 +22,8 @@ static int alloc_round(struct engine *e)
     e->max_started = seqs + queued;
     struct flows_limits limits = {queued, engine_max_resumed(e->options), e->max_started, SIZE_MAX};
     int err = seq_list_init(&e->running, seqs);
-    if (!err) // queued requests, as many displaced ones, and resumed answers
-        err = seq_list_init(&e->waiting, e->max_started + 2 * queued + limits.resumed);
+    if (!err) // started ones, the next choices of these, queued requests, displaced, resumed ones
+        err = seq_list_init(&e->waiting, 2 * e->max_started + 2 * queued + limits.resumed);
     if (!err)
         err = flows_new(&limits, &e->flows);
     if (err < 0)

@@ -23,6 +23,7 @@
 #include "verifier-svc/engine/seq_list.h"
 
 #define ENGINE_STOPPING "the server is stopping"
+#define ENGINE_IDLE "the answer waited for its client, and another request needed its place"
 
 /* What other threads send to the engine thread. The sender allocates an item, the engine frees
  * it. */
@@ -78,7 +79,7 @@ struct engine {
     struct control control;
     struct seq_list running; // RUNNING and BRANCH
     struct seq_list waiting; // WAITING
-    uint32_t n_started;      // sequences that were admitted and have not ended
+    uint32_t n_started;      // admitted and not ended; each started request has one or more
     uint32_t max_started; // Verify streams and paused answers give up their seats, but stay started
     uint64_t next_id, next_order;
     int64_t show_us;          // loading: when to report progress again
@@ -131,6 +132,8 @@ int engine_load(struct engine *e);
 
 /* The thread's function; arg is the engine. */
 void *engine_loop_main(void *arg);
+/* Counts the started choices of a request after a change of them. */
+void engine_count_started(struct engine *e, struct request *r);
 /* Ends a request that was displaced from the full queue. */
 void engine_fail_displaced(struct engine *e, struct request *r);
 /* Ends all of a request with an error; its sequences leave the lists. */

@@ -20,8 +20,21 @@ static void release_seq(struct engine *e, struct seq *s)
         drafts_close(e->drafts, s->id, true);
     seq_list_remove(&e->running, s);
     seq_list_remove(&e->waiting, s);
-    e->n_started -= s->started;
     s->state = SEQ_ENDED;
+}
+
+void engine_count_started(struct engine *e, struct request *r)
+{
+    bool started = false, open = false;
+    r->n_started = 0;
+    for (uint32_t i = 0; i < r->n; i++) {
+        started |= r->seqs[i]->started;
+        open |= r->seqs[i]->state != SEQ_ENDED;
+        r->n_started += r->seqs[i]->started && r->seqs[i]->state != SEQ_ENDED;
+    }
+    e->n_started -= r->n_places;
+    r->n_places = started && open ? max_u32(r->n_started, 1) : 0;
+    e->n_started += r->n_places;
 }
 
 void engine_fail_request(struct engine *e, struct request *r, int error, const char *text)
@@ -31,6 +44,7 @@ void engine_fail_request(struct engine *e, struct request *r, int error, const c
         if (r->seqs[i]->state != SEQ_ENDED)
             release_seq(e, r->seqs[i]);
     }
+    engine_count_started(e, r);
     struct event *ev = events_add(events_reserve(e->events, 0), r, 0);
     ev->error = error;
     snprintf(ev->error_text, sizeof(ev->error_text), "%s", text);
@@ -81,6 +95,7 @@ void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct ev
     memcpy(ev->usage.proposer, s->last_proposer, sizeof(s->last_proposer));
     count_end(e, s, end);
     release_seq(e, s);
+    engine_count_started(e, s->req);
     ev->last = --s->req->n_open == 0;
     if (ev->last) {
         flows_leave(e->flows, &s->req->place);
@@ -88,8 +103,7 @@ void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct ev
     }
 }
 
-/* The other choices of a request wait for the prompt of the first one: they leave the running list
- * with it. */
+/* Choices that wait for the prompt of the first one leave the running list with it. */
 static void send_back_unbranched(struct engine *e, const struct request *r)
 {
     for (uint32_t i = 1; i < r->n; i++) {

@@ -67,7 +67,7 @@ enum flows_state flows_state(struct flows *f, const struct flows_place *p);
 
 /* A request in the order of flows_sort(). */
 struct flows_turn {
-    const struct flows_place *place; // in FLOWS_WAITING, unless `first`
+    const struct flows_place *place; // in FLOWS_WAITING or FLOWS_STARTED, unless `first`
     uint32_t index;                  // by arrival; ties go to the lower one
     uint32_t n_tokens;               // expected cost, which delays the flow's next requests
     bool first;  // before all others: it was put back after its start, or resumes an answer

@@ -123,8 +123,10 @@ struct request {
     struct seq **seqs; // (n), NULL until request_open()
 
     /* The engine thread's. */
-    uint32_t n_open; // choices that have not ended
-    int error;       // set in a round; the request ends after the round
+    uint32_t n_open;    // choices that have not ended
+    uint32_t n_started; // of these, those that were admitted
+    uint32_t n_places;  // of the engine's max_started
+    int error;          // set in a round; the request ends after the round
     char error_text[REQUEST_MAX_ERROR];
 
     /* The sender thread's (edge/verifier_service_out.c). */

@@ -13,13 +13,14 @@ const char *seq_end_name(enum seq_end end)
     return names[end];
 }
 
-/* Counts the prompt's tokens for penalties: the first choice counts, the others copy. */
+/* Counts the prompt's tokens for penalties. A choice that has no rows yet copies the counts of the
+ * first one. */
 static int open_counts(struct seq *s)
 {
     const struct request *r = s->req;
     if (!dist_penalises(&r->params))
         return 0;
-    if (s->choice)
+    if (s->state == SEQ_BRANCH)
         return dist_counts_copy(r->seqs[0]->counts, &s->counts);
     uint32_t n_vocab = tok_n_vocab(s->detok.tok);
     int err = dist_counts_new(s->max_len < n_vocab ? s->max_len : n_vocab, &s->counts);

@@ -27,7 +27,7 @@ void topic_init(struct topic *w, unsigned topic, uint32_t n)
 
 struct request *topic_request(const struct topic *w, const struct tok *tok, uint32_t context)
 {
-    struct request_limits limits = {tok, "m", context, 8, "fp", true};
+    struct request_limits limits = {tok, "m", context, 16, "fp", true};
     struct request *r;
     assert_int_equal(request_read(&w->msg, &limits, &r), 0);
     assert_int_equal(request_open(r, tok), 0);

@@ -287,11 +287,11 @@ static void a_waiting_verify_stream_is_preempted_and_resumed(void **state)
     service_stop(&s);
 }
 
+/* Another flow takes the place of the newest one. */
 static void idle_verify_streams_are_bounded(void **state)
 {
     (void)state;
-    /* Half of the places of started ones are for others. */
-    enum { SEQS = 2, QUEUED = 6, STARTED = 4, N = STARTED + QUEUED };
+    enum { SEQS = 2, QUEUED = 6, STARTED = SEQS + QUEUED, N = STARTED + QUEUED };
     struct service s = {0};
     struct rpc_client *c;
     static const char *const args[] = {
@@ -299,15 +299,26 @@ static void idle_verify_streams_are_bounded(void **state)
         "600",     NULL};
     service_start(&s, "verifier-svc", args);
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
-    struct wish w;
-    struct verify v[N];
+    struct wish w, other;
+    struct verify v[N], last;
     wish_init(&w, "A", 20);
+    wish_init(&other, "B", 20);
+    other.msg.flow = flow_of("other");
     for (unsigned i = 0; i < STARTED; i++)
-        verify_open_at(c, &v[i], &w.msg); // each takes the place of an idle stream
-    for (unsigned i = STARTED; i < N; i++) {
+        verify_open_at(c, i < STARTED - 1 ? &v[i] : &last, &w.msg); // takes a seat of an idle one
+    AUTO(mem_free) struct answer *a = calloc(1, sizeof(*a));
+    generation_run(c, &other.msg, a);
+    verify_wait(&last, 0, true);
+    assert_int_equal(verify_close(&last).code, RPC_RESOURCE_EXHAUSTED);
+    assert_string_equal(last.status.text,
+                        "the answer waited for its client, and another request needed its place");
+    for (unsigned i = STARTED - 1; i < N; i++) {
         verify_open_at(c, &v[i], NULL);
         verify_send(&v[i], &w.msg, NULL);
-        wait_requests(c, SEQS, i + 1 - SEQS); // they wait in this order
+        if (i >= STARTED)
+            wait_requests(c, SEQS, i + 1 - SEQS); // they wait in this order
+        else
+            verify_wait(&v[i], 0, false);
     }
     must_refuse(c, &w.msg, RPC_RESOURCE_EXHAUSTED, "the queue is full: 6 requests wait already");
     verify_draft(&v[0], NULL, NULL, 0); // the oldest stream can still run

@@ -71,7 +71,8 @@ static struct seq *come_as(struct engine *e, unsigned topic, uint32_t n, uint32_
     topic_init(&w, topic, n);
     w.msg.n = n_choices;
     struct seq *s = topic_request(&w, tok, 2000)->seqs[0];
-    s->id = s->order = ++e->next_order;
+    for (uint32_t i = 0; i < n_choices; i++)
+        s->req->seqs[i]->id = s->req->seqs[i]->order = ++e->next_order;
     s->req->place.resumed = resumed;
     uint32_t n_displaced;
     assert_int_equal(
@@ -223,41 +224,139 @@ static void a_flow_with_all_seats_shares_them(void **state)
     }
 }
 
-static void a_request_with_choices_takes_no_more_than_half(void **state)
+static uint32_t n_running(const struct engine *e, char flow)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < e->running.n; i++)
+        n += e->running.v[i]->req->flow[0] == (uint8_t)flow;
+    return n;
+}
+
+/* Their choices start one by one. */
+static void requests_with_choices_share_the_seats(void **state)
 {
     struct engine *e = *state;
     for (unsigned i = 0; i < 16; i++)
         come_of(e, 'a', 1 + i, 1);
     admit_waiting(e);
-    come_of(e, 'b', 100, 1);
-    struct seq *more = come_of(e, 'b', 101, 8), *fits = come_of(e, 'c', 102, 7);
+    come_of(e, 'b', 101, 16);
     admit_waiting(e);
-    assert_int_equal(more->state, SEQ_WAITING);
-    assert_int_equal(fits->state, SEQ_RUNNING);
+    assert_int_equal(n_running(e, 'a'), 8);
+    assert_int_equal(n_running(e, 'b'), 8);
+    come_of(e, 'c', 102, 16);
+    admit_waiting(e);
+    assert_in_range(n_running(e, 'c'), 5, 6);
+    assert_in_range(n_running(e, 'b'), 5, 6);
     assert_int_equal(e->running.n, 16);
 }
 
-/* Answers whose clients do not read. Each flow gets as many of 48 as it leaves free. */
-static void paused_answers_of_some_flows_keep_no_other_out(void **state)
+/* A request for more choices than there are free seats keeps nobody out. */
+static void a_request_with_choices_needs_one_seat(void **state)
 {
     struct engine *e = *state;
-    static const unsigned most[] = {24, 12, 6, 3};
-    unsigned id = 1;
-    assert_int_equal(e->max_started, 48);
-    for (unsigned flow = 0; flow < ARRAY_LEN(most); flow++) {
-        for (unsigned i = 0; i < most[flow]; i++) {
-            struct seq *a = come_of(e, (char)('a' + flow), id++, 1);
-            admit_waiting(e);
-            assert_true(a->started);
-            atomic_store(&a->req->paused, true);
-        }
-        struct seq *more = come_of(e, (char)('a' + flow), id++, 1);
-        admit_waiting(e);
-        assert_false(more->started);
-    }
-    struct seq *b = come_of(e, 'z', id, 1);
+    struct seq *a = come_of(e, 'a', 1, 12);
     admit_waiting(e);
-    assert_int_equal(b->state, SEQ_RUNNING);
+    struct seq *many = come_of(e, 'b', 2, 16);
+    admit_waiting(e);
+    assert_int_equal(a->state, SEQ_RUNNING);
+    assert_int_equal(many->state, SEQ_RUNNING);
+    for (unsigned i = 0; i < 8; i++) {
+        struct seq *c = come_of(e, (char)('c' + i), 10 + i, 1);
+        admit_waiting(e);
+        assert_int_equal(c->state, SEQ_RUNNING);
+    }
+    assert_int_equal(e->running.n, 16);
+    assert_true(n_running(e, 'b') >= 4);
+}
+
+/* Ends the running choices of the request. */
+static void end_running(struct engine *e, struct request *r)
+{
+    for (uint32_t i = e->running.n; i-- > 0;) {
+        struct seq *s = e->running.v[i];
+        if (s->req == r)
+            engine_end_seq(e, s, SEQ_LENGTH,
+                           events_add(events_reserve(e->events, 0), r, s->choice));
+    }
+}
+
+/* Its prompt counts once. A request whose choices wait for a seat keeps a place. */
+static void choices_start_when_others_have_ended(void **state)
+{
+    struct engine *e = *state;
+    for (unsigned i = 0; i < 13; i++)
+        come(e, i, 2);
+    struct seq *s = come_as(e, 20, 10, 8, false);
+    struct request *r = s->req;
+    admit_waiting(e);
+    assert_int_equal(e->running.n, 16);
+    assert_int_equal(r->n_started, 3);
+    assert_int_equal(e->waiting.n, 1); // the next one
+    assert_int_equal(e->n_started, 16);
+    end_running(e, r);
+    assert_int_equal(e->n_started, 13 + 1);
+    e->n_started += 34; // as if others had all places
+    admit_waiting(e);
+    assert_int_equal(r->n_started, 1);
+    e->n_started -= 34;
+    admit_waiting(e);
+    assert_int_equal(r->n_started, 3);
+    end_running(e, r);
+    admit_waiting(e);
+    assert_int_equal(r->n_started, 2); // the last ones
+    assert_int_equal(e->waiting.n, 0);
+    end_running(e, r);
+    assert_int_equal(flows_state(e->flows, &r->place), FLOWS_NONE);
+    assert_int_equal(e->n_started, 13);
+    request_drop(r);
+}
+
+/* Answers whose clients do not read: the flow with most of them gives its places, one by one. */
+static void paused_answers_give_their_places_to_other_flows(void **state)
+{
+    struct engine *e = *state;
+    struct seq *a[48];
+    for (unsigned i = 0; i < ARRAY_LEN(a); i++) {
+        a[i] = come_of(e, 'a', 1 + i, 1);
+        admit_waiting(e);
+        assert_true(a[i]->started);
+        atomic_store(&a[i]->req->paused, true);
+    }
+    struct seq *more = come_of(e, 'a', 99, 1);
+    admit_waiting(e);
+    assert_false(more->started);
+    assert_int_equal(e->n_started, e->max_started);
+    engine_fail_request(e, more->req, -1, "");
+    request_drop(more->req);
+    struct seq *b = come_of(e, 'b', 100, 16);
+    admit_waiting(e);
+    assert_int_equal(b->req->n_started, 16); // as many as there are seats
+    for (unsigned i = 0; i < ARRAY_LEN(a); i++) {
+        assert_int_equal(a[i]->state, i < 32 ? SEQ_WAITING : SEQ_ENDED);
+        if (a[i]->state == SEQ_ENDED)
+            request_drop(a[i]->req);
+    }
+    struct seq *c = come_of(e, 'c', 101, 1);
+    admit_waiting(e);
+    assert_int_equal(c->state, SEQ_RUNNING);
+    assert_int_equal(a[31]->state, SEQ_ENDED);
+    request_drop(a[31]->req);
+}
+
+/* Nobody needs a place while one is free, or of a flow that has as many. */
+static void paused_answers_stay_while_there_are_places(void **state)
+{
+    struct engine *e = *state;
+    for (unsigned i = 0; i < 24; i++) {
+        struct seq *s = come_of(e, i % 2 ? 'a' : 'b', 1 + i, 2);
+        admit_waiting(e);
+        atomic_store(&s->req->paused, true);
+    }
+    assert_int_equal(e->n_started, e->max_started);
+    struct seq *more = come_of(e, 'a', 99, 1);
+    admit_waiting(e);
+    assert_false(more->started);
+    assert_int_equal(e->n_started, e->max_started);
 }
 
 /* Of a request whose prompt runs, only the last choice returns to the queue. */
@@ -476,19 +575,21 @@ static void a_request_starts_if_its_blocks_are_free(void **state)
     assert_int_equal(large->state, SEQ_RUNNING);
 }
 
-/* Each further choice needs a copy of the last block. */
+/* Each further choice needs a copy of the last block, and one for its next rows. */
 static void further_choices_need_a_block_each(void **state)
 {
     struct engine *e = *state;
     struct seq *running = come(e, 1, 33), *large;
     admit_waiting(e);
     assert_int_equal(running->state, SEQ_RUNNING);
-    large = come_as(e, 2, 959 - 2 * KV_BLOCK + 1, 3, false);
+    large = come_as(e, 2, 959 - 5 * KV_BLOCK + 1, 3, false);
     admit_waiting(e);
-    assert_int_equal(large->state, SEQ_WAITING);
+    assert_int_equal(large->state, SEQ_RUNNING);
+    assert_int_equal(e->running.n, 3); // the last choice waits in the queue
+    assert_int_equal(large->req->seqs[2]->state, SEQ_WAITING);
     engine_fail_request(e, large->req, -1, "");
     request_drop(large->req);
-    large = come_as(e, 3, 959 - 2 * KV_BLOCK, 3, false);
+    large = come_as(e, 3, 959 - 5 * KV_BLOCK, 3, false);
     admit_waiting(e);
     assert_int_equal(large->state, SEQ_RUNNING);
     assert_int_equal(e->running.n, 4); // its choices wait in the list for the prompt
@@ -502,20 +603,6 @@ static void a_request_needs_at_most_the_whole_pool(void **state)
     struct seq *large = come(e, 1, 1024); // 65 blocks
     admit_waiting(e);
     assert_int_equal(large->state, SEQ_RUNNING);
-}
-
-static void a_request_starts_if_its_seats_are_free(void **state)
-{
-    struct engine *e = *state;
-    for (unsigned i = 0; i < 13; i++)
-        come(e, i, 2);
-    admit_waiting(e);
-    assert_int_equal(e->running.n, 13);
-    struct seq *four = come_as(e, 14, 2, 4, false), *three = come_as(e, 15, 2, 3, false);
-    admit_waiting(e);
-    assert_int_equal(four->state, SEQ_WAITING);
-    assert_int_equal(three->state, SEQ_RUNNING);
-    assert_int_equal(e->running.n, 16);
 }
 
 /* Blocks that a running sequence has in the index count as present for the head. */
@@ -540,13 +627,12 @@ static void requests_start_up_to_the_most_started(void **state)
     e->n_started = e->max_started - 1;
     struct seq *two = come_as(e, 1, 10, 2, false), *one = come(e, 2, 10);
     admit_waiting(e);
-    assert_int_equal(two->state, SEQ_WAITING);
-    assert_int_equal(one->state, SEQ_WAITING); // would take the place of the first
-    e->n_started = e->max_started - 4;         // a flow leaves as many free as it gets
-    admit_waiting(e);
-    assert_int_equal(two->state, SEQ_RUNNING);
+    assert_int_equal(two->req->n_started, 1);
     assert_int_equal(one->state, SEQ_WAITING);
-    e->n_started = 2; // of these two
+    e->n_started = 1; // of this one
+    admit_waiting(e);
+    assert_int_equal(two->req->n_started, 2);
+    assert_int_equal(one->state, SEQ_RUNNING);
 }
 
 /* ---- prefixes that are being computed ---- */
@@ -650,9 +736,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(at_most_eight_requests_pass_the_head),
         TEST(no_seat_is_taken_for_a_request_without_blocks),
-        TEST(a_request_with_choices_takes_no_more_than_half),
+        TEST(requests_with_choices_share_the_seats),
+        TEST(a_request_with_choices_needs_one_seat),
+        TEST(choices_start_when_others_have_ended),
         TEST(a_choice_without_rows_gives_its_seat),
-        TEST(paused_answers_of_some_flows_keep_no_other_out),
+        TEST(paused_answers_give_their_places_to_other_flows),
+        TEST(paused_answers_stay_while_there_are_places),
         TEST(a_flow_with_all_blocks_shares_them),
         TEST(a_flow_keeps_as_much_as_the_other_gets),
         TEST(shared_blocks_are_not_given),
@@ -667,7 +756,6 @@ int main(void)
         TEST(a_request_starts_if_its_blocks_are_free),
         TEST(further_choices_need_a_block_each),
         TEST(a_request_needs_at_most_the_whole_pool),
-        TEST(a_request_starts_if_its_seats_are_free),
         TEST(shared_blocks_are_not_needed_again),
         TEST(requests_start_up_to_the_most_started),
         TEST(at_least_half_of_the_rows_are_waited_for),

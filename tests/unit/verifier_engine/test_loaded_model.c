@@ -115,7 +115,8 @@ static void an_engine_has_the_limits_of_its_settings(void **state)
     assert_true(l->max_rows == 50 && l->prefill_chunk == 20 && l->max_pass_us == 70000);
     assert_int_equal(l->max_logits, engine_loaded_model(e)->run.max_logits);
     assert_true(l->max_logits >= 3 && e->max_started == 3 + 4);
-    assert_true(e->running.max == 3 && e->waiting.max == 3 + 4 + 2 * 4 + engine_max_resumed(&o));
+    assert_int_equal(e->running.max, 3);
+    assert_int_equal(e->waiting.max, 2 * (3 + 4) + 2 * 4 + engine_max_resumed(&o));
     assert_int_equal(drafts_stats(engine_drafts(e), 0, &(struct drafts_stats){0}), false);
     assert_true(pass_time_us(&e->control.pass_time, &(struct pass_time_work){.rows = 1}) > 0);
     float progress = 0;
