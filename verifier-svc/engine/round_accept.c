@@ -124,7 +124,7 @@ static void start_branches(struct engine *e, struct seq *first, uint32_t last_ro
 {
     for (uint32_t i = 1; i < first->req->n; i++) {
         struct seq *s = first->req->seqs[i];
-        if (s->state != SEQ_BRANCH)
+        if (s->state != SEQ_BRANCH || !s->started)
             continue;
         if (kv_fork(e->loaded->run.kv, &first->kv, first->n_prompt, &s->kv) < 0) {
             engine_preempt(e, s); // runs the prompt itself, later

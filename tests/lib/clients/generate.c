@@ -71,12 +71,21 @@ static void set_finished(struct answer *a, const Tandem__V1__Finished *f)
              (char *)f->speculation->rule.data);
 }
 
+/* FNV-1a over ids. */
+static void hash_run(struct answer *a, uint32_t choice, const Tandem__V1__TokenRun *run)
+{
+    for (size_t i = 0; i < run->n_tokens; i++)
+        a->hashes[choice] = (a->hashes[choice] ^ run->tokens[i]->id) * 0x100000001b3;
+}
+
 static void on_message(void *user, struct rpc_msg *msg)
 {
     struct generation *g = user;
     ProtobufCMessage *m = rpc_unpack(&tandem__v1__generate_event__descriptor, msg);
     pthread_mutex_lock(&g->mu);
     Tandem__V1__GenerateEvent *e = (Tandem__V1__GenerateEvent *)m;
+    if (e && e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_RUN)
+        hash_run(g->answer, e->choice % ANSWER_MAX_CHOICES, e->run);
     if (e && e->choice == 0) {
         if (e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_RUN)
             add_run(g->answer, e->run);

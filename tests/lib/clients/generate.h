@@ -8,8 +8,11 @@
 #define ANSWER_MAX_TOKENS 4096
 #define ANSWER_MAX_TOP 5
 
-/* One choice of one request, as it arrived. */
+#define ANSWER_MAX_CHOICES 64
+
+/* The first choice of one request, as it arrived. */
 struct answer {
+    uint64_t hashes[ANSWER_MAX_CHOICES]; // of the tokens of each choice
     unsigned n;
     uint32_t ids[ANSWER_MAX_TOKENS];
     float logprobs[ANSWER_MAX_TOKENS];
@@ -30,7 +33,7 @@ struct answer {
 
 struct generation {
     struct rpc_stream *stream;
-    struct answer *answer;    // of choice 0; others are dropped
+    struct answer *answer;    // of choice 0; of others only their hash
     struct rpc_status status; // once ended
     bool ended;
     unsigned n_events;

@@ -466,6 +466,47 @@ static void choices_that_have_not_started_are_preempted_with_the_first(void **st
     service_stop(&s);
 }
 
+/* The others of the flow leave two seats, so six of eight choices start when seats become free. They
+ * count the prompt for penalties themselves. */
+static void choices_that_start_late_have_the_same_answers(void **state)
+{
+    (void)state;
+    enum { SEATS = 8, OLDER = 6, CHOICES = 8 };
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {"--model", MODEL, "--max-sequences", "8", NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish older, w;
+    struct generation g[OLDER + 1];
+    AUTO(mem_free) struct answer *a = answers_new(OLDER + 1), *alone = answers_new(1);
+    wish_init(&w, STORY, 30);
+    w.msg.n = CHOICES;
+    w.sampling.temperature = 0.8F;
+    w.sampling.has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
+    w.sampling.seed = 7;
+    w.sampling.has_repetition_case = TANDEM__V1__SAMPLING__HAS_REPETITION_REPETITION_PENALTY;
+    w.sampling.repetition_penalty = 1.3F;
+    generation_run(client, &w.msg, alone);
+    for (unsigned i = 1; i < CHOICES; i++)
+        assert_true(alone->hashes[i] != alone->hashes[0]);
+    wish_init(&older, "Once", 300);
+    older.msg.ignore_eos = true;
+    for (unsigned i = 0; i < OLDER; i++) {
+        generation_start(&g[i], c, &older.msg, &a[i]);
+        generation_wait_tokens(&g[i], 1);
+    }
+    generation_start(&g[OLDER], c, &w.msg, &a[OLDER]);
+    wait_requests(c, SEATS, 1); // the next choice
+    for (unsigned i = 0; i <= OLDER; i++) {
+        generation_end(&g[i]);
+        assert_int_equal(g[i].status.code, RPC_OK);
+    }
+    assert_memory_equal(a[OLDER].hashes, alone->hashes, sizeof(alone->hashes));
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
 static void prefill_in_chunks_changes_no_answer(void **state)
 {
     (void)state;
@@ -536,6 +577,7 @@ int main(void)
         cmocka_unit_test(streams_without_open_end_and_shut_nobody_out),
         cmocka_unit_test(streams_without_open_give_way_to_others),
         cmocka_unit_test(choices_that_have_not_started_are_preempted_with_the_first),
+        cmocka_unit_test(choices_that_start_late_have_the_same_answers),
         cmocka_unit_test(prefill_in_chunks_changes_no_answer),
         cmocka_unit_test(many_refusals_have_few_log_lines),
     };
