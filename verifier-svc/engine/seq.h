@@ -6,8 +6,8 @@
  *        └──no blocks────── BRANCH (choices 1 .. n-1 begin here)
  *
  * A preempted sequence keeps its tokens and runs them again later; the bits are the same. All
- * choices of a continued request (continuation.h) begin as WAITING, like preempted ones. So do choices
- * that found no free seat when the first one started: the next of them waits in the queue.
+ * choices of a continued request (continuation.h) begin as WAITING, like preempted ones. So do
+ * choices that found no free seat when the first one started: the next of them is in the queue.
  *
  * Threads: made by an rpc thread, handed to the engine thread with its request, freed with it. */
 #pragma once
@@ -93,9 +93,9 @@ struct seq {
 
 /* Choice `choice` of r, without memory for its tokens. -ENOMEM. */
 int seq_new(struct request *r, uint32_t choice, const struct tok *tok, struct seq **ret);
-/* At admission: allocates all memory that the sequence will need. In SEQ_BRANCH the first choice has
- * called it, and has no token of the answer yet: its token counts are copied. A continued sequence then also has the tokens
- * that were committed elsewhere, and needs continuation_replay(). -ENOMEM. */
+/* At admission: allocates all memory that the sequence will need. A choice in SEQ_BRANCH copies the
+ * token counts of the first one, which has no token of the answer yet. A continued sequence then
+ * also has the tokens that were committed elsewhere, and needs continuation_replay(). -ENOMEM. */
 int seq_open(struct seq *s);
 /* The sequence must not hold KV blocks. */
 void seq_free(struct seq *s);

@@ -466,8 +466,8 @@ static void choices_that_have_not_started_are_preempted_with_the_first(void **st
     service_stop(&s);
 }
 
-/* The others of the flow leave two seats, so six of eight choices start when seats become free. They
- * count the prompt for penalties themselves. */
+/* The others of the flow leave two seats, so six of eight choices start when seats become free.
+ * They count the prompt for penalties themselves. */
 static void choices_that_start_late_have_the_same_answers(void **state)
 {
     (void)state;
