@@ -89,6 +89,7 @@ static int template_status(int err)
     switch (err) {
     case -EINVAL:
         return 400;
+    case -EDQUOT:
     case -ETIMEDOUT:
         return 429;
     case -EBUSY:

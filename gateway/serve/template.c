@@ -370,12 +370,18 @@ void template_free(struct template *t)
 static int push_job(struct template *t, struct job *j, const char *payer, const void *source,
                     size_t len)
 {
+    struct template_turn *p = NULL;
     pthread_mutex_lock(&t->mu);
-    int rc = t->stopped ? fail(-EPIPE, STOPPING)
-                        : template_turns_enter(t->turns, &j->turn, payer, source, len, clock_us());
+    int rc = t->stopped
+                 ? fail(-EPIPE, STOPPING)
+                 : template_turns_enter(t->turns, &j->turn, payer, source, len, clock_us(), &p);
     if (rc == 0)
         pthread_cond_signal(&t->changed);
     pthread_mutex_unlock(&t->mu);
+    if (p) {
+        done_error(job_of(p), -EDQUOT, fail_text());
+        job_free(job_of(p));
+    }
     return rc;
 }
 

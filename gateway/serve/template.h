@@ -6,8 +6,8 @@
  * Only the request that it rendered gets an error. Clients take turns (template_turns.h).
  *
  * Threads: template_render() and template_cancel() on any. Each helper has a thread that waits for
- * it; callbacks run on that thread, or in template_cancel() and template_stop(). They must not
- * block. */
+ * it; callbacks run on that thread, or in template_cancel() and template_stop(), or in
+ * template_render() for another request. They must not block. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -36,13 +36,14 @@ DEFINE_AUTO(struct template, template_free)
  * -EIO: no helper could be started.
  * -ETIMEDOUT: no turn in time.
  * -EBUSY: the template is in a pause, which ends in retry_s.
+ * -EDQUOT: its place was given to another payer, because too many of this payer waited.
  * -ECANCELED: template_stop(), template_cancel(). */
 typedef void template_done(void *user, int err, unsigned retry_s, const char *text, size_t len);
 
 /* payer: whose turn it takes; vars: a JSON object, the variables of the template; now: for
  * strftime_now(), -1: the current time.
- * -EDQUOT: too many of this payer wait; -EAGAIN: too many of all; -EPIPE: stopped; -EMSGSIZE;
- * -ENOMEM. After an error done is not called. */
+ * -EDQUOT: no place, and too many of this payer wait; -EAGAIN: no place, and none of it waits;
+ * -EPIPE: stopped; -EMSGSIZE; -ENOMEM. After an error done is not called. */
 int template_render(struct template *t, const char *payer, const void *source, size_t source_len,
                     const char *vars, int64_t now, template_done *done, void *user);
 /* If the request of this user waits, it ends immediately with -ECANCELED. No effect on a rendering

@@ -9,6 +9,8 @@
 #include "gateway/http/others.h"
 #include "gateway/serve/template_turns.h"
 
+#define TOO_MANY "%u of your chats already wait for their templates; try again"
+
 struct payer {
     struct payer *next; // whose turn is later
     struct template_turn *first, *last;
@@ -194,46 +196,13 @@ static void append_payer(struct template_turns *t, struct payer *payer)
     *at = payer;
 }
 
-/* The payer of this name, which may be new. NULL: no memory. */
-static struct payer *take_payer(struct template_turns *t, const char *name)
+static struct payer *new_payer(const char *name)
 {
-    struct payer *payer = find_payer(t, name);
     size_t len = strlen(name) + 1;
-    if (payer || !(payer = calloc(1, sizeof(*payer) + len)))
-        return payer;
-    memcpy(payer->name, name, len);
-    append_payer(t, payer);
+    struct payer *payer = calloc(1, sizeof(*payer) + len);
+    if (payer)
+        memcpy(payer->name, name, len);
     return payer;
-}
-
-int template_turns_enter(struct template_turns *t, struct template_turn *turn, const char *name,
-                         const void *source, size_t len, int64_t now_us)
-{
-    const struct payer *known = find_payer(t, name);
-    uint64_t seed = XXH3_64bits_withSeed(name, strlen(name), t->secret);
-    struct template_turns_entry *entry = &t->entries[seed % TEMPLATE_TURNS_ENTRIES];
-    others_note(&t->others, entry, now_us);
-    if (t->n == t->max)
-        return fail(-EAGAIN, "%u chats already wait for their templates; try again", t->n);
-    if (known && known->n + 1 > t->max - t->n - 1)
-        return fail(-EDQUOT, "%u of your chats already wait for their templates; try again",
-                    known->n);
-    if (!known)
-        level(t, entry);
-    struct payer *payer = take_payer(t, name);
-    if (!payer)
-        return fail(-ENOMEM, "template: no memory");
-    *turn = (struct template_turn){.user = turn->user,
-                                   .is_large = turn->is_large,
-                                   .entry = entry,
-                                   .key = XXH3_64bits_withSeed(source, len, seed),
-                                   .since_us = now_us,
-                                   .was_slow = now_us < entry->slow_until_us};
-    *(payer->first ? &payer->last->next : &payer->first) = turn;
-    payer->last = turn;
-    payer->n++;
-    t->n++;
-    return 0;
 }
 
 /* Takes the chat after `before`, NULL: the first. A payer without chats is removed. */
@@ -266,6 +235,68 @@ static struct template_turn *take_from(struct template_turns *t, struct payer **
         append_payer(t, payer);
     }
     return turn;
+}
+
+/* Removes the newest chat of the payer with the most. NULL: none has more than n. */
+static struct template_turn *displace(struct template_turns *t, unsigned n)
+{
+    struct payer **most = NULL;
+    for (struct payer **at = &t->payers; *at; at = &(*at)->next)
+        if ((*at)->n > n) {
+            n = (*at)->n;
+            most = at;
+        }
+    if (!most)
+        return NULL;
+    struct template_turn *before = NULL, *turn = (*most)->first;
+    for (; turn->next; turn = turn->next)
+        before = turn;
+    fail(-EDQUOT, TOO_MANY, n);
+    return take_out(t, most, before);
+}
+
+/* -EDQUOT, -EAGAIN. */
+static int make_place(struct template_turns *t, const struct payer *payer,
+                      struct template_turn **ret_displaced)
+{
+    if (t->n < t->max || (*ret_displaced = displace(t, payer ? payer->n + 1 : 1)))
+        return 0;
+    if (payer)
+        return fail(-EDQUOT, TOO_MANY, payer->n);
+    return fail(-EAGAIN, "%u chats already wait for their templates; try again", t->n);
+}
+
+int template_turns_enter(struct template_turns *t, struct template_turn *turn, const char *name,
+                         const void *source, size_t len, int64_t now_us,
+                         struct template_turn **ret_displaced)
+{
+    struct payer *known = find_payer(t, name), *payer = known ? known : new_payer(name);
+    uint64_t seed = XXH3_64bits_withSeed(name, strlen(name), t->secret);
+    struct template_turns_entry *entry = &t->entries[seed % TEMPLATE_TURNS_ENTRIES];
+    *ret_displaced = NULL;
+    others_note(&t->others, entry, now_us);
+    if (!payer)
+        return fail(-ENOMEM, "template: no memory");
+    int rc = make_place(t, known, ret_displaced);
+    if (rc < 0) {
+        free(known ? NULL : payer);
+        return rc;
+    }
+    if (!known) {
+        level(t, entry);
+        append_payer(t, payer);
+    }
+    *turn = (struct template_turn){.user = turn->user,
+                                   .is_large = turn->is_large,
+                                   .entry = entry,
+                                   .key = XXH3_64bits_withSeed(source, len, seed),
+                                   .since_us = now_us,
+                                   .was_slow = now_us < entry->slow_until_us};
+    *(payer->first ? &payer->last->next : &payer->first) = turn;
+    payer->last = turn;
+    payer->n++;
+    t->n++;
+    return 0;
 }
 
 static int judge(struct template_turns *t, struct template_turn *turn, struct failing *f,

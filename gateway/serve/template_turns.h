@@ -4,7 +4,10 @@
  * most TEMPLATE_TURNS_CREDIT_US less than the least of those that wait. So a payer of short chats
  * waits for the renderings that run, not for all other payers. Chats of one payer keep their order,
  * but one that may not run yet lets the others pass. A payer is an API key's name or a client's
- * address. It may have as many chats waiting as it leaves places free for others.
+ * address.
+ *
+ * The places have one limit for all payers. Without a free one, a newcomer displaces the newest
+ * chat of the payer with the most. Its own payer must have fewer, the newcomer included.
  *
  * A template that fails for a payer, because its helper had to be killed, runs for this payer in
  * one helper at a time. From the second failure in a row on, it is refused for a growing pause. It
@@ -59,9 +62,12 @@ void template_turns_free(struct template_turns *t); // nothing may wait
 DEFINE_AUTO(struct template_turns, template_turns_free)
 
 /* The chat waits from now on. name: of its payer; source: of its template.
- * -EDQUOT: too many of this payer wait; -EAGAIN: too many of all; -ENOMEM. Each has a sentence. */
+ * *ret_displaced: the chat that was removed for it, with a sentence for it; NULL: none.
+ * -EDQUOT: no place, and too many of this payer wait; -EAGAIN: no place, and none of this payer
+ * waits; -ENOMEM. Each has a sentence. */
 int template_turns_enter(struct template_turns *t, struct template_turn *turn, const char *name,
-                         const void *source, size_t len, int64_t now_us);
+                         const void *source, size_t len, int64_t now_us,
+                         struct template_turn **ret_displaced);
 /* Removes the chat whose turn it is. *ret NULL: none may be rendered now.
  * 0: it is to be rendered, until template_turns_end(). With a sentence, and without an end:
  * -ETIMEDOUT: it has waited for too long; -EBUSY: its template is in a pause. */

@@ -199,11 +199,9 @@ static void errors_of_a_rendering_have_a_status(void **state)
     static const struct {
         int err, status;
         const char *says;
-    } v[] = {{-EINVAL, 400, "chat template: why"},
-             {-ETIMEDOUT, 429, "\"message\":\"why\""},
-             {-EBUSY, 503, "\"message\":\"why\""},
-             {-ECANCELED, 503, "\"message\":\"why\""},
-             {-EIO, 500, "\"message\":\"why\""}};
+    } v[] = {{-EINVAL, 400, "chat template: why"},     {-ETIMEDOUT, 429, "\"message\":\"why\""},
+             {-EDQUOT, 429, "\"message\":\"why\""},    {-EBUSY, 503, "\"message\":\"why\""},
+             {-ECANCELED, 503, "\"message\":\"why\""}, {-EIO, 500, "\"message\":\"why\""}};
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
         begin(OPENAI_CHAT, CHAT);
         render(v[i].err, "why", 3);

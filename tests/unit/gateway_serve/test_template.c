@@ -349,21 +349,25 @@ static struct template *busy(struct outcome *loop, unsigned timeout_ms)
     return shared;
 }
 
+/* A newcomer displaces the last one. */
 static void renderings_that_wait_are_limited(void **state)
 {
     (void)state;
-    enum { MOST = TEMPLATE_MAX_WAITING / 2 };
+    enum { MOST = TEMPLATE_MAX_WAITING };
     static struct outcome o[MOST + 2];
     struct template *shared = busy(&o[0], 60000);
     unsigned n = 1;
     for (; n <= MOST; n++)
         begin(&o[n], "x", "{}");
-    refused(-EDQUOT, "{}", "512 of your chats already wait for their templates");
+    refused(-EDQUOT, "{}", "1024 of your chats already wait for their templates");
     begin_as("neighbour", &o[n++], "x", "{}");
+    assert_true(is_here(&o[MOST]));
     template_stop(t);
     for (unsigned i = 0; i < n; i++) {
         wait_for(&o[i]);
-        assert_int_equal(o[i].err, -ECANCELED);
+        assert_int_equal(o[i].err, i == MOST ? -EDQUOT : -ECANCELED);
+        if (i == MOST)
+            assert_non_null(strstr(o[i].text, "1024 of your chats already wait"));
         free(o[i].text);
     }
     refused(-EPIPE, "{}", "");

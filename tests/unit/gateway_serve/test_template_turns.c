@@ -17,6 +17,7 @@
 
 static struct template_turns *t;
 static struct template_turn places[2 * MAX];
+static struct template_turn *displaced; // by the last chat
 static unsigned n_places;
 
 /* The payers of a test have an entry each. */
@@ -52,7 +53,8 @@ static int end(void **state)
 
 static int enter(const char *payer, const char *source, int64_t now_us)
 {
-    return template_turns_enter(t, &places[n_places++], payer, source, strlen(source), now_us);
+    return template_turns_enter(t, &places[n_places++], payer, source, strlen(source), now_us,
+                                &displaced);
 }
 
 /* The number of the chat whose turn it is. -1: none. */
@@ -83,24 +85,41 @@ static void payers_take_turns(void **state)
         assert_int_equal(next(0, 0), order[i]);
 }
 
-static void a_payer_leaves_places_for_others(void **state)
+/* The newest chat of the payer with the most gives way. */
+static void a_newcomer_displaces_the_payer_with_the_most(void **state)
 {
     (void)state;
-    for (unsigned i = 0; i < MAX / 2; i++)
-        assert_int_equal(enter("a", "x", 0), 0);
+    for (unsigned i = 0; i < MAX; i++)
+        assert_int_equal(enter(i % 4 == 1 ? "b" : "a", "x", 0), 0);
+    assert_null(displaced);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(enter("c", "x", 0), 0);
+        assert_ptr_equal(displaced, &places[MAX - 1 - i]);
+        assert_non_null(strstr(fail_text(), "of your chats already wait for their templates"));
+    }
     assert_int_equal(enter("a", "x", 0), -EDQUOT);
-    assert_non_null(strstr(fail_text(), "32 of your chats already wait for their templates"));
-    for (unsigned i = 0; i < MAX / 2; i++) {
+    assert_null(displaced);
+    assert_int_equal(next(0, 0), 0);
+    assert_int_equal(enter("a", "x", 0), 0);
+    assert_null(displaced);
+}
+
+static void a_payer_with_one_chat_is_not_displaced(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < MAX; i++) {
         char payer[16];
         snprintf(payer, sizeof(payer), "b%u", i);
         assert_int_equal(enter(payer, "x", 0), 0);
     }
     assert_int_equal(enter("c", "x", 0), -EAGAIN);
     assert_non_null(strstr(fail_text(), "64 chats already wait for their templates"));
+    assert_int_equal(enter("b7", "x", 0), -EDQUOT);
+    assert_non_null(strstr(fail_text(), "1 of your chats already wait for their templates"));
     for (unsigned i = 0; i < MAX; i++)
         assert_non_null(template_turns_drop(t));
     assert_null(template_turns_drop(t));
-    assert_int_equal(enter("a", "x", 0), 0);
+    assert_int_equal(enter("c", "x", 0), 0);
 }
 
 static void a_chat_that_has_waited_too_long_is_not_rendered(void **state)
@@ -562,7 +581,7 @@ static void a_chat_that_leaves_frees_its_place(void **state)
     (void)state;
     int user;
     places[3].user = &user;
-    for (unsigned i = 0; i < MAX / 2; i++)
+    for (unsigned i = 0; i < MAX; i++)
         assert_int_equal(enter("a", "x", 0), 0);
     assert_int_equal(enter("a", "x", 0), -EDQUOT);
     assert_ptr_equal(template_turns_leave(t, &user), &places[3]);
@@ -576,7 +595,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(payers_take_turns),
-        CASE(a_payer_leaves_places_for_others),
+        CASE(a_newcomer_displaces_the_payer_with_the_most),
+        CASE(a_payer_with_one_chat_is_not_displaced),
         CASE(a_chat_that_has_waited_too_long_is_not_rendered),
         CASE(pauses_of_a_failing_template_grow),
         CASE(a_pause_is_of_one_payer_and_one_template),
