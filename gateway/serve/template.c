@@ -391,8 +391,8 @@ int template_render(struct template *t, const char *payer, const void *source, s
     struct job *j = calloc(1, sizeof(*j));
     if (!j)
         return fail(-ENOMEM, "template: no memory");
-    *j = (struct job){
-        .turn.user = user, .turn.is_large = strlen(vars) > TEMPLATE_LARGE, .done = done};
+    *j =
+        (struct job){.turn.user = user, .turn.cost_us = template_turns_cost_us(vars), .done = done};
     buf_init(&j->line, TEMPLATE_MAX_REQUEST);
     buf_puts(&j->line, "{\"template\":");
     json_write_text(&j->line, source, source_len);

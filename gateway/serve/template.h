@@ -16,8 +16,6 @@
 #define TEMPLATE_MAX_WORKERS 64
 #define TEMPLATE_MAX_WAITING 1024
 #define TEMPLATE_MAX_REQUEST (64u << 20) // bytes of a line to a helper
-/* Bytes of variables above which a chat does not use the helper of quick clients. */
-#define TEMPLATE_LARGE (32u << 10)
 
 struct template;
 

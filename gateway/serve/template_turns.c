@@ -27,21 +27,26 @@ struct failing {
 };
 
 struct template_turns_entry {
+    uint64_t payer; // hash of the name
     int64_t slow_until_us;
-    int64_t served_us; // of the helpers' CPU time
-    int64_t last_us;   // of it, for the last chat
-    bool quick_large;  // the last large chat was quick
+    int64_t start_us; // of the next chat, in virtual time
+    int64_t took_us;  // what its recent chats took at most; 0: it is new
+    unsigned n;       // chats that wait or are rendered
 };
 
 struct template_turns {
     struct payer *payers; // with waiting chats, in the order of their turns
-    unsigned n, max, n_helpers;
+    unsigned n;           // chats that wait
+    unsigned max, n_helpers;
     int64_t wait_us;
     uint64_t secret; // clients must not choose keys that collide
     struct failing failing[TEMPLATE_TURNS_FAILING];
     struct template_turns_entry entries[TEMPLATE_TURNS_ENTRIES];
     struct template_turn *running; // are rendered
-    int64_t most_served_us;        // the largest that any entry has had
+    int64_t virtual_us;            // the virtual time
+    int64_t last_us;               // the latest start of any entry
+    unsigned n_active;             // entries with chats
+    int64_t new_percent;           // of the expectation, what recent chats of new payers took
     struct others others;          // by entry
 };
 
@@ -55,6 +60,7 @@ int template_turns_new(unsigned n_helpers, unsigned max, int64_t wait_us,
     t->max = max;
     t->wait_us = wait_us;
     t->secret = rng_secret();
+    t->new_percent = 100;
     *ret = t;
     return 0;
 }
@@ -120,7 +126,7 @@ static void end_try(struct template_turns *t, const struct template_turn *turn,
 static bool is_slow(const struct template_turn *turn, int64_t now_us)
 {
     const struct template_turns_entry *e = turn->entry;
-    return (turn->is_large && !e->quick_large) || turn->was_slow || now_us < e->slow_until_us;
+    return turn->was_slow || now_us < e->slow_until_us;
 }
 
 /* Helpers that slow payers use now, also those whose rendering has not ended yet. */
@@ -139,24 +145,108 @@ static bool is_last_kept(const struct template_turns *t, int64_t now_us)
     return n_slow_helpers(t, now_us) >= most;
 }
 
-/* ---- the time that payers were served ---- */
+/* ---- virtual time ---- */
 
-static void serve(struct template_turns *t, struct template_turns_entry *e, int64_t us)
+/* Measured on 2026-11-28 with templates of some models. Values cost most, because tojson() indents
+ * each of them. Escapes in a text may be those of a call's arguments, which are parsed, too. */
+#define COST_US 3000
+#define COST_BYTE_NS 20
+#define COST_ESCAPE_NS 500
+#define COST_VALUE_NS 1000
+#define COST_DEPTH_NS 100 // of each value, for each level
+#define MARKS "\"[]{},"
+
+/* text: at its first quote. Returns where it ends. */
+static const char *skip_text(const char *text, int64_t *ns)
 {
-    e->served_us += us;
-    if (e->served_us > t->most_served_us)
-        t->most_served_us = e->served_us;
+    const char *p = text + 1;
+    while (*(p += strcspn(p, "\"\\")) == '\\' && p[1]) {
+        *ns += COST_ESCAPE_NS;
+        p += 2;
+    }
+    return *p ? p + 1 : p;
 }
 
-/* A payer that starts to wait has little credit for the time in which it did not. */
-static void level(struct template_turns *t, struct template_turns_entry *e)
+int64_t template_turns_cost_us(const char *vars)
 {
-    int64_t least_us = t->most_served_us;
-    for (const struct payer *payer = t->payers; payer; payer = payer->next)
-        if (payer->first->entry->served_us < least_us)
-            least_us = payer->first->entry->served_us;
-    if (e->served_us < least_us - TEMPLATE_TURNS_CREDIT_US)
-        e->served_us = least_us - TEMPLATE_TURNS_CREDIT_US;
+    int64_t ns = 0, depth = 0;
+    const char *p = vars;
+    while (*(p += strcspn(p, MARKS))) {
+        if (*p == '"') {
+            p = skip_text(p, &ns);
+            continue;
+        }
+        depth += *p == ',' ? 0 : *p == '[' || *p == '{' ? 1 : -1;
+        ns += COST_VALUE_NS + depth * COST_DEPTH_NS;
+        p++;
+    }
+    return COST_US + (ns + (p - vars) * COST_BYTE_NS) / 1000;
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* A payer that is not slow is not judged by what made it slow before. */
+static int64_t expected_us(const struct template_turns *t, const struct template_turn *turn,
+                           int64_t now_us)
+{
+    int64_t took_us = turn->entry->took_us;
+    int64_t us = took_us ? larger(turn->cost_us, took_us) : turn->cost_us * t->new_percent / 100;
+    return is_slow(turn, now_us) ? us : smaller(us, TEMPLATE_TURNS_SLOW_US);
+}
+
+/* The larger one, with less weight on the one before. */
+static int64_t recent_most(int64_t before, int64_t last)
+{
+    return larger(last, before - before / 4);
+}
+
+/* One more chat of the payer waits. */
+static void join(struct template_turns *t, struct template_turns_entry *e)
+{
+    t->n_active += !e->n++;
+}
+
+/* One chat less. Without any chat, the virtual time is the latest of all starts. */
+static void part(struct template_turns *t, struct template_turns_entry *e)
+{
+    t->n_active -= !--e->n;
+    if (!t->n_active)
+        t->virtual_us = larger(t->virtual_us, t->last_us);
+}
+
+/* The payer starts to wait. */
+static void level(const struct template_turns *t, struct template_turns_entry *e)
+{
+    e->start_us = larger(e->start_us, t->virtual_us);
+    e->start_us = smaller(e->start_us, t->virtual_us + TEMPLATE_TURNS_DEBT_US);
+}
+
+/* The rendering begins. Its end is now or later in virtual time, even if it had to begin late. */
+static void charge(const struct template_turns *t, struct template_turn *turn, int64_t now_us)
+{
+    turn->charged_us = expected_us(t, turn, now_us); // corrected at the end
+    turn->entry->start_us = larger(turn->entry->start_us + turn->charged_us, t->virtual_us);
+}
+
+static void serve(struct template_turns *t, const struct template_turn *turn, int64_t took_us)
+{
+    struct template_turns_entry *e = turn->entry;
+    int64_t percent = smaller(took_us, TEMPLATE_TURNS_SLOW_US) * 100 / turn->cost_us;
+    if (!e->took_us)
+        t->new_percent = larger(recent_most(t->new_percent, percent), 100);
+    e->took_us = larger(recent_most(e->took_us, took_us), 1);
+    e->start_us += took_us - turn->charged_us;
+    t->last_us = larger(t->last_us, e->start_us);
+    t->virtual_us +=
+        smaller(took_us, larger(turn->charged_us, TEMPLATE_TURNS_SLOW_US)) / t->n_active;
 }
 
 bool template_turns_end(struct template_turns *t, const struct template_turn *turn,
@@ -169,10 +259,8 @@ bool template_turns_end(struct template_turns *t, const struct template_turn *tu
     bool was_slow = is_slow(turn, now_us);
     if (took_us > TEMPLATE_TURNS_SLOW_US)
         turn->entry->slow_until_us = now_us + TEMPLATE_TURNS_SLOW_FOR_US;
-    serve(t, turn->entry, took_us - turn->charged_us);
-    turn->entry->last_us = took_us;
-    if (turn->is_large)
-        turn->entry->quick_large = took_us <= TEMPLATE_TURNS_SLOW_US;
+    serve(t, turn, took_us);
+    part(t, turn->entry);
     end_try(t, turn, result, now_us);
     return turn->probes || was_slow || is_slow(turn, now_us);
 }
@@ -192,7 +280,6 @@ static void append_payer(struct template_turns *t, struct payer *payer)
     struct payer **at = &t->payers;
     while (*at)
         at = &(*at)->next;
-    payer->next = NULL;
     *at = payer;
 }
 
@@ -223,17 +310,12 @@ static struct template_turn *take_out(struct template_turns *t, struct payer **a
     return turn;
 }
 
-/* The same; of equal payers, the turn of this one comes after all others. */
-static struct template_turn *take_from(struct template_turns *t, struct payer **at,
-                                       struct template_turn *before)
+/* The same, and the chat is not rendered. */
+static struct template_turn *remove_chat(struct template_turns *t, struct payer **at,
+                                         struct template_turn *before)
 {
-    struct payer *payer = *at;
-    bool more = payer->n > 1;
     struct template_turn *turn = take_out(t, at, before);
-    if (more) {
-        *at = payer->next;
-        append_payer(t, payer);
-    }
+    part(t, turn->entry);
     return turn;
 }
 
@@ -252,7 +334,7 @@ static struct template_turn *displace(struct template_turns *t, unsigned n)
     for (; turn->next; turn = turn->next)
         before = turn;
     fail(-EDQUOT, TOO_MANY, n);
-    return take_out(t, most, before);
+    return remove_chat(t, most, before);
 }
 
 /* -EDQUOT, -EAGAIN. */
@@ -266,13 +348,23 @@ static int make_place(struct template_turns *t, const struct payer *payer,
     return fail(-EAGAIN, "%u chats already wait for their templates; try again", t->n);
 }
 
+/* What an idle payer left in the entry does not count for another one, unless it is slow. */
+static struct template_turns_entry *take_entry(struct template_turns *t, uint64_t payer,
+                                               int64_t now_us)
+{
+    struct template_turns_entry *e = &t->entries[payer % TEMPLATE_TURNS_ENTRIES];
+    if (e->payer != payer && !e->n && now_us >= e->slow_until_us)
+        *e = (struct template_turns_entry){.payer = payer};
+    return e;
+}
+
 int template_turns_enter(struct template_turns *t, struct template_turn *turn, const char *name,
                          const void *source, size_t len, int64_t now_us,
                          struct template_turn **ret_displaced)
 {
     struct payer *known = find_payer(t, name), *payer = known ? known : new_payer(name);
     uint64_t seed = XXH3_64bits_withSeed(name, strlen(name), t->secret);
-    struct template_turns_entry *entry = &t->entries[seed % TEMPLATE_TURNS_ENTRIES];
+    struct template_turns_entry *entry = take_entry(t, seed, now_us);
     *ret_displaced = NULL;
     others_note(&t->others, entry, now_us);
     if (!payer)
@@ -286,12 +378,14 @@ int template_turns_enter(struct template_turns *t, struct template_turn *turn, c
         level(t, entry);
         append_payer(t, payer);
     }
+    join(t, entry);
     *turn = (struct template_turn){.user = turn->user,
-                                   .is_large = turn->is_large,
                                    .entry = entry,
                                    .key = XXH3_64bits_withSeed(source, len, seed),
                                    .since_us = now_us,
-                                   .was_slow = now_us < entry->slow_until_us};
+                                   .cost_us = turn->cost_us,
+                                   .was_slow = turn->cost_us > TEMPLATE_TURNS_SLOW_US ||
+                                               now_us < entry->slow_until_us};
     *(payer->first ? &payer->last->next : &payer->first) = turn;
     payer->last = turn;
     payer->n++;
@@ -320,8 +414,7 @@ static int judge(struct template_turns *t, struct template_turn *turn, struct fa
     turn->since_us = now_us;
     turn->next = t->running;
     t->running = turn;
-    turn->charged_us = turn->entry->last_us; // corrected at the end
-    serve(t, turn->entry, turn->charged_us);
+    charge(t, turn, now_us);
     return 0;
 }
 
@@ -352,19 +445,25 @@ int template_turns_next(struct template_turns *t, int64_t now_us, struct templat
 {
     struct payer **best = NULL;
     struct template_turn *before, *best_before = NULL;
+    int64_t best_us = INT64_MAX;
     const bool kept = is_last_kept(t, now_us);
     *ret = NULL;
     for (struct payer **at = &t->payers; *at; at = &(*at)->next) {
-        bool later = best && (*at)->first->entry->served_us >= (*best)->first->entry->served_us;
-        if (later || !find_ready(t, *at, kept, now_us, &before))
+        const struct template_turn *turn = find_ready(t, *at, kept, now_us, &before);
+        int64_t end_us = turn ? turn->entry->start_us + expected_us(t, turn, now_us) : INT64_MAX;
+        if (end_us >= best_us)
             continue;
         best = at;
         best_before = before;
+        best_us = end_us;
     }
     if (!best)
         return 0;
-    *ret = take_from(t, best, best_before);
-    return judge(t, *ret, find_failing(t, (*ret)->key), now_us);
+    *ret = take_out(t, best, best_before);
+    int rc = judge(t, *ret, find_failing(t, (*ret)->key), now_us);
+    if (rc < 0)
+        part(t, (*ret)->entry);
+    return rc;
 }
 
 struct template_turn *template_turns_leave(struct template_turns *t, const void *user)
@@ -374,12 +473,12 @@ struct template_turn *template_turns_leave(struct template_turns *t, const void 
         for (; turn && turn->user != user; turn = turn->next)
             before = turn;
         if (turn)
-            return take_out(t, at, before);
+            return remove_chat(t, at, before);
     }
     return NULL;
 }
 
 struct template_turn *template_turns_drop(struct template_turns *t)
 {
-    return t->payers ? take_from(t, &t->payers, NULL) : NULL;
+    return t->payers ? remove_chat(t, &t->payers, NULL) : NULL;
 }

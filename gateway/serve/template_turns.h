@@ -1,10 +1,16 @@
 /* template_turns.h - which waiting chat is rendered next, and which one is refused. Decisions only.
  *
- * The payer that was served least CPU time of the helpers is next. One that starts to wait has at
- * most TEMPLATE_TURNS_CREDIT_US less than the least of those that wait. So a payer of short chats
- * waits for the renderings that run, not for all other payers. Chats of one payer keep their order,
- * but one that may not run yet lets the others pass. A payer is an API key's name or a client's
- * address.
+ * Payers share the helpers' CPU time by fair queueing, with one virtual time. It advances by the
+ * CPU time of each rendering, divided by the number of payers that have chats. A payer that starts
+ * to wait gets a start in virtual time: the end of its last chat. The start is at least now, and at
+ * most TEMPLATE_TURNS_DEBT_US later, so nobody collects credit or debt. The chat with the least
+ * expected end is next, and the next one of its payer starts at this end. So short chats wait for
+ * few of the long ones, and each payer gets its share. Chats of one payer keep their order, but one
+ * that may not run yet lets the others pass. A payer is an API key's name or a client's address.
+ *
+ * The expected cost of a chat is template_turns_cost_us(), or what recent chats of its payer took,
+ * if that is more. For a new payer it grows with what recent chats of new payers took. So a new
+ * name gains nothing.
  *
  * The places have one limit for all payers. Without a free one, a newcomer displaces the newest
  * chat of the payer with the most. Its own payer must have fewer, the newcomer included.
@@ -13,13 +19,14 @@
  * one helper at a time. From the second failure in a row on, it is refused for a growing pause. It
  * is not refused for others: a payer could make a good template slow by its messages.
  *
- * A payer whose rendering took longer than TEMPLATE_TURNS_SLOW_US is slow for a while. A large chat
- * counts as that of a slow payer, unless the last large one of its payer was quick. While other
- * payers send chats, slow payers together get all helpers but one, and at least one. So chats of
- * quick payers do not wait for them. A rendering of that time counts before its end, also while its
- * helper starts.
+ * A payer whose rendering took longer than TEMPLATE_TURNS_SLOW_US is slow for a while. A chat with
+ * a larger template_turns_cost_us() counts as that of a slow payer. While other payers send
+ * chats, slow payers together get all helpers but one, and at least one. So chats of quick payers
+ * do not wait for them. A rendering of that time counts before its end, also while its helper
+ * starts.
  *
- * The table of payers has a fixed size. Those that meet in one entry share its times.
+ * The table of payers has a fixed size. A payer that meets another one in an entry takes it, if the
+ * other one has no chats and is not slow. Otherwise they share its times.
  *
  * Threads: one at a time. */
 #pragma once
@@ -31,7 +38,7 @@
 #define TEMPLATE_TURNS_FAILING 256 // failing templates that are known; then the oldest is forgotten
 #define TEMPLATE_TURNS_MAX_PAUSE_S 60
 #define TEMPLATE_TURNS_ENTRIES 4096         // of payers
-#define TEMPLATE_TURNS_CREDIT_US 200000     // some usual chats of 1 to 20 ms
+#define TEMPLATE_TURNS_DEBT_US 20000        // a usual chat takes 1 to 20 ms
 #define TEMPLATE_TURNS_SLOW_US 100000       // a longer rendering makes its payer slow ...
 #define TEMPLATE_TURNS_SLOW_FOR_US 10000000 // ... for this long
 
@@ -41,16 +48,16 @@ struct template_turns_entry;
 /* FAILED: its helper had to be killed. NOT_TRIED: there was no helper. */
 enum template_turns_result { TEMPLATE_TURNS_DONE, TEMPLATE_TURNS_FAILED, TEMPLATE_TURNS_NOT_TRIED };
 
-/* The place of a chat. The caller sets `user` and `is_large` before template_turns_enter(). */
+/* The place of a chat. The caller sets `user` and `cost_us` before template_turns_enter(). */
 struct template_turn {
     void *user;                         // of the caller, for template_turns_leave()
     struct template_turn *next;         // of the same payer; or of those that are rendered
     struct template_turns_entry *entry; // of the payer
     uint64_t key;                       // of payer and template
     int64_t since_us;                   // waits; then: is rendered
+    int64_t cost_us;                    // template_turns_cost_us(); at least 1
     int64_t charged_us;                 // to the payer when the rendering began
-    bool is_large;                      // it waits like one of a slow payer
-    bool was_slow;                      // the payer, when the chat came
+    bool was_slow;                      // the payer or the chat, when it came
     bool probes;      // its template has failed, and no other chat of it begins meanwhile
     unsigned retry_s; // after -EBUSY: when its template is tried again, rounded up
 };
@@ -60,6 +67,9 @@ int template_turns_new(unsigned n_helpers, unsigned max, int64_t wait_us,
                        struct template_turns **ret);
 void template_turns_free(struct template_turns *t); // nothing may wait
 DEFINE_AUTO(struct template_turns, template_turns_free)
+
+/* Expected CPU time of a rendering of these variables, from their size, values and nesting. */
+int64_t template_turns_cost_us(const char *vars);
 
 /* The chat waits from now on. name: of its payer; source: of its template.
  * *ret_displaced: the chat that was removed for it, with a sentence for it; NULL: none.

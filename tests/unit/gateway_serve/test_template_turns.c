@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include "base/buf.h"
 #include "base/err.h"
 #include "gateway/http/others.h"
 #include "gateway/serve/template_turns.h"
@@ -14,6 +15,7 @@
 #define WAIT_US 1000000
 #define S 1000000 // microseconds
 #define SLOW_US (TEMPLATE_TURNS_SLOW_US + 1)
+#define COST_US 3000 // expected of a chat
 
 static struct template_turns *t;
 static struct template_turn places[2 * MAX];
@@ -51,10 +53,21 @@ static int end(void **state)
     return 0;
 }
 
+static int enter_source(struct template_turn *place, const char *payer, const char *source,
+                        int64_t now_us)
+{
+    place->cost_us = place->cost_us ? place->cost_us : COST_US;
+    return template_turns_enter(t, place, payer, source, strlen(source), now_us, &displaced);
+}
+
+static int enter_place(struct template_turn *place, const char *payer, int64_t now_us)
+{
+    return enter_source(place, payer, "x", now_us);
+}
+
 static int enter(const char *payer, const char *source, int64_t now_us)
 {
-    return template_turns_enter(t, &places[n_places++], payer, source, strlen(source), now_us,
-                                &displaced);
+    return enter_source(&places[n_places++], payer, source, now_us);
 }
 
 /* The number of the chat whose turn it is. -1: none. */
@@ -303,7 +316,7 @@ static void the_last_helper_is_for_quick_payers(void **state)
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(enter("slow", "x", 0), 0);
     assert_int_equal(enter("quick", "x", 0), 0);
-    assert_int_equal(next(0, 0), first + 3); // it was served less
+    assert_int_equal(next(0, 0), first + 3); // it takes less
     assert_int_equal(next(0, 0), first);
     assert_int_equal(next(0, 0), -1);
     assert_false(template_turns_end(t, &places[first + 3], TEMPLATE_TURNS_DONE, 0, 0));
@@ -341,12 +354,12 @@ static void large_chats_leave_a_helper_too(void **state)
     template_turns_free(t);
     start_with(3);
     for (size_t i = 0; i < ARRAY_LEN(payers); i++) {
-        places[n_places].is_large = i < 3;
+        places[n_places].cost_us = i < 3 ? SLOW_US : 0;
         assert_int_equal(enter(payers[i], "x", 0), 0);
     }
+    assert_int_equal(next(0, 0), 3);
     assert_int_equal(next(0, 0), 0);
     assert_int_equal(next(0, 0), 1);
-    assert_int_equal(next(0, 0), 3);
     assert_int_equal(next(0, 0), -1);
     assert_true(template_turns_end(t, &places[0], TEMPLATE_TURNS_DONE, 0, 0));
     assert_int_equal(next(0, 0), 2);
@@ -356,36 +369,33 @@ static void large_chats_leave_a_helper_too(void **state)
 
 static int enter_large(const char *payer, int64_t now_us)
 {
-    places[n_places].is_large = true;
+    places[n_places].cost_us = SLOW_US;
     return enter(payer, "x", now_us);
 }
 
-/* Until one of them is not. */
-static void large_chats_that_were_quick_get_all_helpers(void **state)
+/* A short one says nothing about a long one. */
+static void a_quick_large_chat_buys_no_slow_one(void **state)
 {
     (void)state;
-    template_turns_free(t);
-    start_with(2);
+    static const int64_t took_us[] = {1, SLOW_US};
     assert_int_equal(enter("other", "x", 0), 0);
     assert_int_equal(next(0, 0), 0);
-    template_turns_end(t, &places[0], TEMPLATE_TURNS_DONE, 0, 0);
-    for (int turn = 0; turn < 3; turn++) {
-        int64_t now_us = turn * INT64_C(20000000); // nobody is slow any longer
-        int first = n_places;
-        assert_int_equal(enter("other", "x", now_us), 0);
-        assert_int_equal(next(0, now_us), first);
-        template_turns_end(t, &places[first], TEMPLATE_TURNS_DONE, 0, now_us);
-        assert_int_equal(enter_large("a", now_us), 0);
-        assert_int_equal(enter_large("a", now_us), 0);
-        assert_int_equal(next(0, now_us), first + 1);
-        assert_int_equal(next(0, now_us), turn == 1 ? first + 2 : -1);
-        template_turns_end(t, &places[first + 1], TEMPLATE_TURNS_DONE, turn ? SLOW_US + 1 : 1,
-                           now_us);
-        if (turn != 1)
-            assert_int_equal(next(0, now_us), first + 2);
-        template_turns_end(t, &places[first + 2], TEMPLATE_TURNS_DONE, turn ? SLOW_US + 1 : 1,
-                           now_us);
+    for (int i = 1; i < 3; i++) {
+        assert_int_equal(enter_large("a", 0), 0);
+        assert_int_equal(next(0, 0), i);
+        template_turns_end(t, &places[i], TEMPLATE_TURNS_DONE, took_us[i - 1], 0);
     }
+    template_turns_end(t, &places[0], TEMPLATE_TURNS_DONE, 0, 0);
+    for (int i = 3; i < 5; i++) {
+        assert_int_equal(enter_large(i == 3 ? "b" : "c", 0), 0);
+        assert_int_equal(next(0, 0), i);
+        template_turns_end(t, &places[i], TEMPLATE_TURNS_DONE, 1, 0);
+    }
+    for (int i = 5; i < 7; i++)
+        assert_int_equal(enter_large(i == 5 ? "b" : "c", 0), 0);
+    assert_int_equal(next(0, 0), 5);
+    assert_int_equal(next(0, 0), -1);
+    template_turns_end(t, &places[5], TEMPLATE_TURNS_DONE, 1, 0);
 }
 
 /* While the other helper is kept. */
@@ -423,7 +433,7 @@ static void a_chat_that_must_wait_ends_in_time(void **state)
 }
 
 /* The renderings of many payers are just not slow. Another one waits for few of them only. */
-static void the_payer_that_was_served_least_is_next(void **state)
+static void short_chats_pass_ones_that_are_nearly_slow(void **state)
 {
     enum { PAYERS = 10 };
     (void)state;
@@ -538,6 +548,232 @@ static void a_rendering_counts_as_slow_before_its_end(void **state)
     assert_int_equal(next(0, SLOW_US), first + 1);
 }
 
+/* Enough names to use almost all entries of payers. */
+static void render_for_many(int64_t took_us)
+{
+    for (unsigned i = 0; i < 4 * TEMPLATE_TURNS_ENTRIES; i++) {
+        char payer[16];
+        snprintf(payer, sizeof(payer), "m%u", i);
+        n_places = 0;
+        render_for(payer, took_us, 0);
+    }
+}
+
+/* Their long chats are over, and new payers have had short ones since. */
+static void a_new_payer_is_not_judged_by_payers_before_it(void **state)
+{
+    (void)state;
+    render_for_many(60000);
+    for (int i = 0; i < 50; i++) {
+        char payer[16];
+        snprintf(payer, sizeof(payer), "n%d", i);
+        n_places = 0;
+        assert_int_equal(enter("m1", "x", 0), 0);
+        assert_int_equal(enter(payer, "x", 0), 0);
+        int first = next(0, 0), second = next(0, 0);
+        if (i > 20)
+            assert_int_equal(first, 1);
+        template_turns_end(t, &places[first], TEMPLATE_TURNS_DONE, first ? COST_US : 60000, 0);
+        template_turns_end(t, &places[second], TEMPLATE_TURNS_DONE, second ? COST_US : 60000, 0);
+    }
+}
+
+static void a_payer_stays_slow_beside_many_names(void **state)
+{
+    (void)state;
+    render_for_many(SLOW_US);
+    n_places = 0;
+    assert_int_equal(n_concurrent("m1", 0), 1);
+    n_places = 0;
+    assert_int_equal(n_concurrent("new", 0), 1); // shares an entry
+}
+
+/* ---- the expected cost ---- */
+
+static void values_and_their_nesting_cost(void **state)
+{
+    (void)state;
+    enum { N = 1000 };
+    AUTO(buf_done) struct buf flat = {0};
+    AUTO(buf_done) struct buf deep = {0};
+    AUTO(buf_done) struct buf text = {0};
+    AUTO(buf_done) struct buf arguments = {0};
+    struct buf *all[] = {&flat, &deep, &text, &arguments};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) {
+        buf_init(all[i], 1 << 20);
+        buf_puts(all[i], i >= 2 ? "{\"a\":\"\\\"" : "{\"a\":[");
+        for (int j = 0; i == 1 && j < 90; j++)
+            buf_puts(all[i], "[");
+        for (int j = 0; j < N; j++)
+            buf_puts(all[i], i == 3 ? "\\\"" : "0,");
+        for (int j = 0; i == 1 && j < 90; j++)
+            buf_puts(all[i], "]");
+        buf_puts(all[i], i >= 2 ? "\"}" : "0]}");
+    }
+    assert_in_range(template_turns_cost_us("{}"), 3000, 3010);
+    assert_in_range(template_turns_cost_us(flat.data), 3000 + N, 3000 + 2 * N);
+    assert_in_range(template_turns_cost_us(deep.data), 3000 + 10 * N, 3000 + 13 * N);
+    assert_in_range(template_turns_cost_us(text.data), 3000, 3100);
+    assert_in_range(template_turns_cost_us(arguments.data), 3000 + N / 2, 3000 + N);
+    assert_in_range(template_turns_cost_us("\"\\"), 3000, 3010); // not JSON
+}
+
+/* ---- a simulation: payers that send one chat after the other ---- */
+
+static int start_simulation(void **state)
+{
+    (void)state;
+    return template_turns_new(N_HELPERS, MAX, INT64_C(600) * S, &t);
+}
+
+#define SIM_PAYERS 32
+
+struct sim_payer {
+    int64_t took_us;  // of each of its chats
+    int64_t cost_us;  // expected of each; 0: COST_US
+    int64_t pause_us; // after each
+    bool renames;     // each chat has a new name
+    int64_t begins_us;
+    /* Of the simulation. */
+    struct template_turn place;
+    char name[16];
+    bool waits, runs;
+    int64_t at_us, end_us;
+    int64_t served_us, most_wait_us;
+    unsigned n;
+};
+
+static void sim_enter(struct sim_payer *p, unsigned i, int64_t now_us)
+{
+    if (p->renames || !p->n)
+        snprintf(p->name, sizeof(p->name), "p%u-%u", i, p->n);
+    p->place = (struct template_turn){.user = p, .cost_us = p->cost_us};
+    assert_int_equal(enter_place(&p->place, p->name, now_us), 0);
+    p->waits = true;
+    p->at_us = now_us;
+    p->n++;
+}
+
+static void sim_begin(int64_t now_us, unsigned *n_running)
+{
+    struct template_turn *turn;
+    while (*n_running < N_HELPERS && template_turns_next(t, now_us, &turn) == 0 && turn) {
+        struct sim_payer *p = turn->user;
+        p->waits = false;
+        p->runs = true;
+        p->end_us = now_us + p->took_us;
+        if (now_us - p->at_us > p->most_wait_us)
+            p->most_wait_us = now_us - p->at_us;
+        (*n_running)++;
+    }
+}
+
+static void sim_end(struct sim_payer *p, int64_t now_us, unsigned *n_running)
+{
+    template_turns_end(t, &p->place, TEMPLATE_TURNS_DONE, p->took_us, now_us);
+    p->runs = false;
+    p->served_us += p->took_us;
+    p->at_us = now_us + p->pause_us;
+    (*n_running)--;
+}
+
+/* Runs for this time, in steps of 1 ms, and ends what is left. */
+static void simulate(struct sim_payer *v, unsigned n, int64_t from_us, int64_t until_us)
+{
+    unsigned n_running = 0;
+    for (unsigned i = 0; i < n; i++)
+        v[i].at_us = from_us + v[i].begins_us;
+    for (int64_t now_us = from_us; now_us < until_us; now_us += 1000) {
+        for (unsigned i = 0; i < n; i++)
+            if (v[i].runs && v[i].end_us <= now_us)
+                sim_end(&v[i], now_us, &n_running);
+        for (unsigned i = 0; i < n; i++)
+            if (!v[i].waits && !v[i].runs && v[i].at_us <= now_us)
+                sim_enter(&v[i], i, now_us);
+        sim_begin(now_us, &n_running);
+    }
+    for (unsigned i = 0; i < n; i++)
+        if (v[i].runs)
+            sim_end(&v[i], until_us, &n_running);
+        else if (v[i].waits)
+            assert_ptr_equal(template_turns_leave(t, &v[i]), &v[i].place);
+    for (unsigned i = 0; i < n; i++)
+        v[i].waits = false;
+}
+
+/* The first payer has sent short chats for a long time, then n others with long ones begin. */
+static int64_t neighbours_wait(unsigned n, int64_t took_us, bool renames)
+{
+    struct sim_payer v[SIM_PAYERS] = {{.took_us = 3000, .pause_us = 10000}};
+    simulate(v, 1, 0, 60 * S);
+    v[0].pause_us = 50000;
+    v[0].begins_us = 7000;
+    for (unsigned i = 1; i <= n; i++)
+        v[i] = (struct sim_payer){.took_us = took_us, .renames = renames};
+    simulate(v, n + 1, 60 * S, 120 * S);
+    assert_true(v[0].n > 60 * S / 13000 + 60 * S / 200000);
+    return v[0].most_wait_us;
+}
+
+static void short_chats_pass_long_ones_of_new_payers(void **state)
+{
+    (void)state;
+    assert_in_range(neighbours_wait(16, 60000, false), 0, 2 * 60000);
+}
+
+static void short_chats_pass_ones_that_are_just_not_slow(void **state)
+{
+    (void)state;
+    enum { TOOK_US = TEMPLATE_TURNS_SLOW_US - 1000 };
+    assert_in_range(neighbours_wait(16, TOOK_US, false), 0, 2 * TOOK_US);
+}
+
+/* The first ones show what to expect of the others. */
+static void payers_gain_nothing_by_new_names(void **state)
+{
+    (void)state;
+    assert_in_range(neighbours_wait(16, 60000, true), 0, 3 * 60000);
+}
+
+/* Its chat is short, too. Those of the other new names can be expected to be long. */
+static void a_new_payer_passes_long_chats_of_new_names(void **state)
+{
+    (void)state;
+    struct sim_payer v[SIM_PAYERS] = {{.took_us = 3000, .pause_us = 50000, .renames = true}};
+    for (unsigned i = 1; i <= 16; i++)
+        v[i] = (struct sim_payer){.took_us = 60000, .cost_us = 30000, .renames = true};
+    simulate(v, 17, 0, 10 * S);
+    assert_in_range(v[0].most_wait_us, 0, 3 * 60000);
+}
+
+/* It sends as much as the helpers take, and the others cannot take its share. */
+static void each_payer_gets_its_share(void **state)
+{
+    (void)state;
+    struct sim_payer v[SIM_PAYERS] = {{.took_us = 60000}};
+    for (unsigned i = 1; i < 9; i++)
+        v[i] = (struct sim_payer){.took_us = 3000};
+    simulate(v, 9, 0, 60 * S);
+    assert_in_range(v[0].served_us, 60 * S * N_HELPERS / 9 * 7 / 10, 60 * S);
+    assert_in_range(v[0].most_wait_us, 0, S);
+}
+
+/* Its chats were long, now they are short. */
+static void a_payer_of_shorter_chats_recovers(void **state)
+{
+    (void)state;
+    struct sim_payer v[SIM_PAYERS] = {{.took_us = 90000}};
+    for (unsigned i = 1; i <= 16; i++)
+        v[i] = (struct sim_payer){.took_us = 60000};
+    simulate(v, 17, 0, 20 * S);
+    v[0].took_us = 3000;
+    v[0].pause_us = 50000;
+    simulate(v, 17, 20 * S, 30 * S);
+    v[0].most_wait_us = 0;
+    simulate(v, 17, 30 * S, 60 * S);
+    assert_in_range(v[0].most_wait_us, 0, 2 * 60000);
+}
+
 /* ---- chats that leave ---- */
 
 static void a_chat_that_leaves_is_not_rendered(void **state)
@@ -590,6 +826,7 @@ static void a_chat_that_leaves_frees_its_place(void **state)
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, end)
+#define SIMULATION(name) cmocka_unit_test_setup_teardown(name, start_simulation, end)
 
 int main(void)
 {
@@ -610,14 +847,23 @@ int main(void)
         CASE(slow_payers_take_turns),
         CASE(an_only_payer_uses_all_helpers),
         CASE(large_chats_leave_a_helper_too),
-        CASE(large_chats_that_were_quick_get_all_helpers),
+        CASE(a_quick_large_chat_buys_no_slow_one),
         CASE(a_large_chat_lets_the_others_of_its_payer_pass),
         CASE(a_chat_that_must_wait_ends_in_time),
-        CASE(the_payer_that_was_served_least_is_next),
+        CASE(short_chats_pass_ones_that_are_nearly_slow),
         CASE(a_payer_is_charged_while_its_chat_runs),
         CASE(a_payer_is_slow_for_a_while),
         CASE(a_chat_of_a_slow_payer_stays_slow_while_it_waits),
         CASE(a_rendering_counts_as_slow_before_its_end),
+        CASE(a_new_payer_is_not_judged_by_payers_before_it),
+        CASE(a_payer_stays_slow_beside_many_names),
+        CASE(values_and_their_nesting_cost),
+        SIMULATION(short_chats_pass_long_ones_of_new_payers),
+        SIMULATION(short_chats_pass_ones_that_are_just_not_slow),
+        SIMULATION(payers_gain_nothing_by_new_names),
+        SIMULATION(a_new_payer_passes_long_chats_of_new_names),
+        SIMULATION(each_payer_gets_its_share),
+        SIMULATION(a_payer_of_shorter_chats_recovers),
         CASE(a_chat_that_leaves_is_not_rendered),
         CASE(the_last_chat_that_leaves_is_followed_by_new_ones),
         CASE(a_chat_that_leaves_frees_its_place),
