@@ -33,17 +33,26 @@ static bool control_passes(struct rpc_frames *f, int64_t now_us)
     return is_in_time(&f->control_us, RPC_FRAMES_CONTROL_PER_S, RPC_FRAMES_CONTROL_BURST, now_us);
 }
 
-/* Trailers belong to a stream that is open. */
-static void count_call(struct rpc_frames *f, int64_t now_us)
+static uint32_t stream_of(const struct rpc_frames *f)
 {
-    uint32_t stream = (uint32_t)(f->head[5] & 0x7f) << 24 | (uint32_t)f->head[6] << 16 |
-                      (uint32_t)f->head[7] << 8 | f->head[8];
-    if (!f->is_client || stream <= f->stream)
-        return;
-    f->stream = stream;
-    f->n_calls++;
-    f->many_calls =
-        !is_in_time(&f->calls_us, RPC_FRAMES_CALLS_PER_S, RPC_FRAMES_CALLS_BURST, now_us);
+    return (uint32_t)(f->head[5] & 0x7f) << 24 | (uint32_t)f->head[6] << 16 |
+           (uint32_t)f->head[7] << 8 | f->head[8];
+}
+
+/* Whether a client's header may pass. A client opens odd streams, in ascending order (RFC 9113,
+ * 5.1.1). Trailers belong to a stream that is open. */
+static bool call_passes(struct rpc_frames *f, int64_t now_us)
+{
+    uint32_t stream = stream_of(f);
+    if (stream % 2 == 0)
+        return false;
+    if (stream > f->stream) {
+        f->stream = stream;
+        f->n_calls++;
+        f->many_calls =
+            !is_in_time(&f->calls_us, RPC_FRAMES_CALLS_PER_S, RPC_FRAMES_CALLS_BURST, now_us);
+    }
+    return true;
 }
 
 /* A header, or a part of one. */
@@ -66,8 +75,7 @@ static bool frame_passes(struct rpc_frames *f, int64_t now_us)
         return false;
     switch (type) {
     case HEADERS:
-        count_call(f, now_us);
-        return header_passes(f, false, flags);
+        return (!f->is_client || call_passes(f, now_us)) && header_passes(f, false, flags);
     case PUSH_PROMISE:
     case CONTINUATION:
         return header_passes(f, type == CONTINUATION, flags);

@@ -50,6 +50,7 @@ struct rpc_frames { // starts zeroed
     int64_t calls_us;   // when it was due
 };
 
-/* The next bytes of the peer. False: a limit is exceeded, or a header is interrupted. Then
- * gRPC core must not see these bytes, nor later ones. How the bytes are cut does not matter. */
+/* The next bytes of the peer. False: a limit is exceeded, a header is interrupted, or a client opens
+ * an even stream. Then gRPC core must not see these bytes, nor later ones. How the bytes are cut
+ * does not matter. */
 bool rpc_frames_pass(struct rpc_frames *f, const uint8_t *bytes, size_t n, int64_t now_us);

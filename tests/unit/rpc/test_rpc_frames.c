@@ -160,6 +160,22 @@ static void calls_are_counted(void **state)
     assert_false(f.many_calls);
 }
 
+/* Otherwise the highest even number would make trailers of all later calls. */
+static void a_client_opens_odd_streams_only(void **state)
+{
+    (void)state;
+    static const uint32_t even[] = {0, 2, 0x7ffffffe, 0x80000000};
+    for (size_t i = 0; i < ARRAY_LEN(even); i++) {
+        start(NULL);
+        assert_true(rpc_frames_pass(&f, (const uint8_t *)PREFACE, PREFACE_BYTES, now_us));
+        assert_true(begin() && call(1));
+        assert_false(call(even[i]));
+        assert_int_equal(f.n_calls, 1);
+    }
+    start(NULL); // a server
+    assert_true(begin() && call(2));
+}
+
 static void a_connection_says_goodbye_few_times(void **state)
 {
     (void)state;
@@ -229,6 +245,7 @@ int main(void)
         TEST(frames_for_nothing_have_a_rate),
         TEST(frames_of_calls_have_no_rate),
         TEST(calls_are_counted),
+        TEST(a_client_opens_odd_streams_only),
         TEST(a_connection_says_goodbye_few_times),
         TEST(only_http2_is_judged),
         TEST(bytes_may_be_cut_anywhere),
