@@ -33,7 +33,7 @@ static struct {
 } gate = {.once = PTHREAD_ONCE_INIT,
           .mu = PTHREAD_MUTEX_INITIALIZER,
           .reserve_fd = -1,
-          .rate = {.per_s = RPC_ACCEPT_PER_S, .burst = RPC_ACCEPT_BURST}};
+          .rate = {.limit = {RPC_ACCEPT_PER_S, RPC_ACCEPT_BURST}}};
 
 static struct {
     const char *label;

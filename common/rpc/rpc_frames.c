@@ -1,6 +1,7 @@
 /* rpc_frames.c - follows the frames of a connection, from head to head. */
 #include "rpc/rpc_frames.h"
 #include <string.h>
+#include "rpc/rpc_rate.h"
 
 static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 #define PREFACE_BYTES (sizeof(preface) - 1)
@@ -19,18 +20,10 @@ enum type {
 #define END_HEADERS 0x4 // flag of HEADERS, PUSH_PROMISE and CONTINUATION
 #define FIRST_MAX 16384 // bytes of the first frame, before a peer knows other limits
 
-/* The generic cell rate algorithm (ITU-T I.371). *due_us: when the last one was due at per_s. */
-static bool is_in_time(int64_t *due_us, unsigned per_s, unsigned burst, int64_t now_us)
-{
-    const int64_t interval_us = 1000000 / per_s, most_us = burst * interval_us;
-    int64_t next_us = (*due_us > now_us ? *due_us : now_us) + interval_us;
-    *due_us = next_us < now_us + most_us ? next_us : now_us + most_us;
-    return next_us - now_us <= most_us;
-}
-
 static bool control_passes(struct rpc_frames *f, int64_t now_us)
 {
-    return is_in_time(&f->control_us, RPC_FRAMES_CONTROL_PER_S, RPC_FRAMES_CONTROL_BURST, now_us);
+    const struct rpc_rate_limit limit = {RPC_FRAMES_CONTROL_PER_S, RPC_FRAMES_CONTROL_BURST};
+    return rpc_rate_pass(&f->control_us, &limit, 1, now_us);
 }
 
 static uint32_t stream_of(const struct rpc_frames *f)
@@ -41,7 +34,7 @@ static uint32_t stream_of(const struct rpc_frames *f)
 
 /* Whether a client's header may pass. A client opens odd streams, in ascending order (RFC 9113,
  * 5.1.1). Trailers belong to a stream that is open. */
-static bool call_passes(struct rpc_frames *f, int64_t now_us)
+static bool call_passes(struct rpc_frames *f)
 {
     uint32_t stream = stream_of(f);
     if (stream % 2 == 0)
@@ -49,8 +42,6 @@ static bool call_passes(struct rpc_frames *f, int64_t now_us)
     if (stream > f->stream) {
         f->stream = stream;
         f->n_calls++;
-        f->many_calls =
-            !is_in_time(&f->calls_us, RPC_FRAMES_CALLS_PER_S, RPC_FRAMES_CALLS_BURST, now_us);
     }
     return true;
 }
@@ -75,7 +66,7 @@ static bool frame_passes(struct rpc_frames *f, int64_t now_us)
         return false;
     switch (type) {
     case HEADERS:
-        return (!f->is_client || call_passes(f, now_us)) && header_passes(f, false, flags);
+        return (!f->is_client || call_passes(f)) && header_passes(f, false, flags);
     case PUSH_PROMISE:
     case CONTINUATION:
         return header_passes(f, type == CONTINUATION, flags);

@@ -20,10 +20,6 @@
 #define RPC_FRAMES_CONTROL_PER_S 10000 // in the long run
 #define RPC_FRAMES_CONTROL_BURST 20000
 
-/* Calls of a connection, above which it counts as one that makes many. */
-#define RPC_FRAMES_CALLS_PER_S 64 // in the long run
-#define RPC_FRAMES_CALLS_BURST 64
-
 enum rpc_frames_state {
     RPC_FRAMES_START,   // the connection begins
     RPC_FRAMES_PREFACE, // of a client
@@ -46,11 +42,9 @@ struct rpc_frames { // starts zeroed
     bool is_client;     // the peer has begun with a preface
     uint32_t stream;    // the last that it has opened
     uint64_t n_calls;   // streams that it has opened
-    bool many_calls;    // the last one came faster than RPC_FRAMES_CALLS_PER_S
-    int64_t calls_us;   // when it was due
 };
 
-/* The next bytes of the peer. False: a limit is exceeded, a header is interrupted, or a client opens
- * an even stream. Then gRPC core must not see these bytes, nor later ones. How the bytes are cut
- * does not matter. */
+/* The next bytes of the peer. False: a limit is exceeded, a header is interrupted, or a client's
+ * stream has an even number. Then gRPC core must not see these bytes, nor later ones. How the bytes
+ * are cut does not matter. */
 bool rpc_frames_pass(struct rpc_frames *f, const uint8_t *bytes, size_t n, int64_t now_us);

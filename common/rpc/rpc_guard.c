@@ -21,6 +21,7 @@
 #include "base/metrics.h"
 #include "base/thread.h"
 #include "rpc/rpc_base.h"
+#include "rpc/rpc_wire.h"
 
 /* A sender on the same machine can send 100 MB in this time. A scan takes 3 system calls per
  * descriptor. */
@@ -158,7 +159,9 @@ static void saw(struct rpc_guard *g, int fd, const struct rpc_peer_address *a)
         return;
     const struct rpc_peer_socket socket = {
         .cookie = cookie, .received = t.tcpi_bytes_received, .acked = t.tcpi_bytes_acked};
-    rpc_peers_saw(g->peers, a, &socket, clock_us());
+    unsigned n_settled = rpc_peers_saw(g->peers, a, &socket, clock_us());
+    if (n_settled)
+        rpc_wire_settled(fd, n_settled);
 }
 
 static void report(struct rpc_guard *g, enum rpc_peers_end reason, const struct rpc_peer_address *a)
@@ -321,8 +324,8 @@ void rpc_guard_reset(struct rpc_guard *g, struct rpc_peer *p)
 
 void rpc_guard_cheap(struct rpc_guard *g, struct rpc_peer *p)
 {
-    if (p && rpc_peer_cheap(g->peers, p, clock_us()))
-        wake(g);
+    if (p)
+        rpc_peer_cheap(g->peers, p, clock_us());
 }
 
 void rpc_guard_refused(struct rpc_guard *g, struct rpc_peer *p)

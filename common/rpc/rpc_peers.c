@@ -30,6 +30,9 @@ struct rpc_peer {
     bool known; // when the scan began; a call may create an account later
     bool called;
     bool trusted;
+    bool is_settled;    // it is one of RPC_PEERS_SETTLED_MAX
+    int64_t begun_us;   // the first sight or call
+    int64_t cheap_us;   // of its share of cheap calls, see rpc_rate_pass()
     unsigned n_calls;   // they hold a pointer
     int64_t used_us;    // a call has begun or ended; before the first one: the first sight
     int64_t resets_us;  // when n_resets was calculated
@@ -55,6 +58,7 @@ struct offender {
 struct rpc_peers {
     pthread_mutex_t mu;
     struct rpc_rate cheap;
+    uint8_t n_settled[RPC_RATE_CLIENTS]; // of each client, by rpc_rate_place()
     unsigned max_connections;
     uint64_t client_bytes; // unexplained, at most
     bool many_bytes;
@@ -214,6 +218,7 @@ static void begin_account(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_
                            .address = p->address,
                            .n_calls = p->n_calls,
                            .n_refused = p->n_refused,
+                           .begun_us = now_us,
                            .used_us = now_us,
                            .resets_us = now_us,
                            .others_left = RPC_PEERS_CREDIT_PER_S,
@@ -243,8 +248,8 @@ struct rpc_peers *rpc_peers_new(unsigned max_connections, size_t client_bytes)
     ps->client_bytes = client_bytes;
     ps->memory_before = UINT64_MAX;
     ps->seed = rng_secret();
-    ps->cheap = (struct rpc_rate){
-        .per_s = RPC_PEERS_CHEAP_PER_S, .burst = RPC_PEERS_CHEAP_BURST, .seed = ps->seed};
+    ps->cheap = (struct rpc_rate){.limit = {RPC_PEERS_CHEAP_PER_S, RPC_PEERS_CHEAP_BURST},
+                                  .seed = ps->seed};
     return ps;
 }
 
@@ -333,14 +338,20 @@ bool rpc_peer_reset(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
     return ends;
 }
 
-bool rpc_peer_cheap(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
+static uint8_t *settled_of(struct rpc_peers *ps, const struct rpc_peer *p)
+{
+    return &ps->n_settled[rpc_rate_place(ps->seed, p->client)];
+}
+
+/* No ban: good clients may share the address. */
+void rpc_peer_cheap(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
 {
     pthread_mutex_lock(&ps->mu);
-    bool ends = !rpc_rate_take(&ps->cheap, p->client, now_us) && !p->end;
-    if (ends)
-        end_offender(ps, p, RPC_PEERS_CHEAP, now_us);
+    bool ok =
+        p->is_settled && rpc_rate_pass(&p->cheap_us, &ps->cheap.limit, *settled_of(ps, p), now_us);
+    if (!ok && !rpc_rate_take(&ps->cheap, p->client, now_us) && !p->end)
+        p->end = RPC_PEERS_CHEAP;
     pthread_mutex_unlock(&ps->mu);
-    return ends;
 }
 
 bool rpc_peer_refused(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
@@ -373,8 +384,11 @@ void rpc_peer_done(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
 void rpc_peers_scan_begin(struct rpc_peers *ps)
 {
     pthread_mutex_lock(&ps->mu);
+    memset(ps->n_settled, 0, sizeof(ps->n_settled));
     for (unsigned i = 0; i < BUCKETS; i++) {
         for (struct rpc_peer *p = ps->buckets[i]; p; p = p->next) {
+            p->is_settled &= p->seen && !p->end; // it is open
+            *settled_of(ps, p) += p->is_settled;
             p->seen = false;
             p->known = true;
             p->settled = p->all;
@@ -420,8 +434,18 @@ static bool is_replaced(const struct rpc_peer *p, const struct rpc_peer_socket *
            now->received < p->socket.received || now->acked < p->socket.acked;
 }
 
-void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a,
-                   const struct rpc_peer_socket *socket, int64_t now_us)
+static void settle_if_due(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
+{
+    uint8_t *n = settled_of(ps, p);
+    if (p->is_settled || !p->called || now_us - p->begun_us < RPC_PEERS_SETTLED_US ||
+        *n == RPC_PEERS_SETTLED_MAX)
+        return;
+    p->is_settled = true;
+    ++*n;
+}
+
+unsigned rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a,
+                       const struct rpc_peer_socket *socket, int64_t now_us)
 {
     pthread_mutex_lock(&ps->mu);
     struct rpc_peer *p = find_or_add(ps, a, now_us);
@@ -429,7 +453,10 @@ void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a,
         begin_account(ps, p, now_us); // calls of the old connection may hold a pointer
     p->seen = true;
     count_bytes(p, socket, now_us);
+    settle_if_due(ps, p, now_us);
+    unsigned n_settled = p->is_settled ? *settled_of(ps, p) : 0;
     pthread_mutex_unlock(&ps->mu);
+    return n_settled;
 }
 
 void rpc_peers_memory(struct rpc_peers *ps, uint64_t bytes)

@@ -7,7 +7,8 @@
  * explain as many as a good client needs for them, in all RPC_PEERS_CREDIT_PER_S. A connection is
  * ended if
  * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
- * - its client makes cheap calls faster than RPC_PEERS_CHEAP_PER_S, on all connections together;
+ * - it makes a cheap call after its client has made RPC_PEERS_CHEAP_PER_S, on all connections
+ *   together. One that is settled uses up its share first;
  * - it leaves more than RPC_PEERS_REFUSED_MAX refusals unread: the more calls there are, the longer
  *   gRPC core works for each event;
  * - all clients' connections together have more than RPC_PEERS_CLIENT_BYTES_MAX unexplained bytes,
@@ -20,9 +21,13 @@
  *   client's other connections with RPC_PEERS_STALL_BYTES end with it;
  * - there are too many connections, and its client has most. Those without a running call end
  *   first: those that never had a call, then those whose last call is the oldest;
- * - it is new, and its address is banned: two of its connections were ended for another reason than
- *   the last one, at most RPC_PEERS_BAN_US apart. The ban ends RPC_PEERS_BAN_US after the last of
- *   these.
+ * - it is new, and its address is banned: two of its connections were ended for resets, refusals,
+ *   bytes or a stall, at most RPC_PEERS_BAN_US apart. The ban ends RPC_PEERS_BAN_US after the last
+ *   of these.
+ *
+ * Clients may share an address, for example on this machine. So up to RPC_PEERS_SETTLED_MAX of its
+ * connections are settled: the first ones that have had a call and are RPC_PEERS_SETTLED_US old.
+ * These have equal shares of a separate rate. Short connections cannot use it up.
  *
  * A trusted client is a service, which passes on what its own clients send. Its connections are
  * known from their first trusted call. They are ended for their bytes only if no other one has
@@ -64,6 +69,9 @@
 /* All of these. 17,000 calls per second with 150 bytes each need as much. */
 #define RPC_PEERS_CREDIT_PER_S (2560 << 10)
 #define RPC_PEERS_BAN_US 30000000
+/* A flood of calls needs new connections, or the places of old ones: */
+#define RPC_PEERS_SETTLED_US 10000000
+#define RPC_PEERS_SETTLED_MAX 16   // of a client; more than the gateways of a machine
 #define RPC_PEERS_KEPT_US 10000000 // calls of an ended connection arrive later
 
 enum rpc_peers_end {
@@ -115,8 +123,8 @@ void rpc_peer_message(struct rpc_peers *ps, struct rpc_peer *p, size_t bytes);
 void rpc_peer_sent(struct rpc_peers *ps, struct rpc_peer *p);
 /* The client has reset the call. True: therefore the connection must be ended now. */
 bool rpc_peer_reset(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
-/* The call is cheap. True: the connection must be ended now. */
-bool rpc_peer_cheap(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
+/* The call is cheap. If there were too many, the next scan ends the connection. */
+void rpc_peer_cheap(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
 /* The call was refused. True: the connection must be ended now, because too many refused ones have
  * not ended. */
 bool rpc_peer_refused(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us);
@@ -133,10 +141,11 @@ struct rpc_peer_socket {
 };
 
 /* A scan: begin, then rpc_peers_saw() for each connection, then end. The counts are read after the
- * scan has begun: a message counts as received before it counts as delivered. */
+ * scan has begun: a message counts as received before it counts as delivered. rpc_peers_saw()
+ * returns the number of settled connections of the client, or 0 if this is none of them. */
 void rpc_peers_scan_begin(struct rpc_peers *ps);
-void rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a,
-                   const struct rpc_peer_socket *socket, int64_t now_us);
+unsigned rpc_peers_saw(struct rpc_peers *ps, const struct rpc_peer_address *a,
+                       const struct rpc_peer_socket *socket, int64_t now_us);
 /* Bytes that the process has allocated in small pieces. In a scan, before its end. */
 void rpc_peers_memory(struct rpc_peers *ps, uint64_t bytes);
 /* stalled_us: since when the server's slowest thread has been stalled; now_us if none is. Returns

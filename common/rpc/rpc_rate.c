@@ -2,13 +2,22 @@
 #include <xxhash.h>
 #include "rpc/rpc_rate.h"
 
+bool rpc_rate_pass(int64_t *due_us, const struct rpc_rate_limit *limit, unsigned n, int64_t now_us)
+{
+    const int64_t interval_us = 1000000 / limit->per_s;
+    int64_t next_us = (*due_us > now_us ? *due_us : now_us) + n * interval_us;
+    if (next_us - now_us > limit->burst * interval_us)
+        return false;
+    *due_us = next_us;
+    return true;
+}
+
+unsigned rpc_rate_place(uint64_t seed, const uint8_t client[16])
+{
+    return XXH3_64bits_withSeed(client, 16, seed) % RPC_RATE_CLIENTS;
+}
+
 bool rpc_rate_take(struct rpc_rate *r, const uint8_t client[16], int64_t now_us)
 {
-    const int64_t interval_us = 1000000 / r->per_s;
-    int64_t *due = &r->due_us[XXH3_64bits_withSeed(client, 16, r->seed) % RPC_RATE_CLIENTS];
-    int64_t next = (*due > now_us ? *due : now_us) + interval_us;
-    if (next - now_us > r->burst * interval_us)
-        return false;
-    *due = next;
-    return true;
+    return rpc_rate_pass(&r->due_us[rpc_rate_place(r->seed, client)], &r->limit, 1, now_us);
 }

@@ -11,12 +11,21 @@
 
 #define RPC_RATE_CLIENTS 4096
 
-struct rpc_rate { // zeroed at first, except for the first three
+struct rpc_rate_limit {
     unsigned per_s, burst;
+};
+
+/* Takes one of n equal shares of the limit. *due_us is 0 at first: when the last time was due at
+ * this rate. False: it is too early, and does not count. */
+bool rpc_rate_pass(int64_t *due_us, const struct rpc_rate_limit *limit, unsigned n, int64_t now_us);
+
+struct rpc_rate { // zeroed at first, except for the first two
+    struct rpc_rate_limit limit;
     uint64_t seed; // random: nobody else can tell which clients share a rate
-    /* Of each client: when its last time was due at per_s. */
     int64_t due_us[RPC_RATE_CLIENTS];
 };
 
-/* client: as of rpc_peer_client(). False: it is too early, and does not count. */
+/* The place of a client in a table; client: as of rpc_peer_client(). */
+unsigned rpc_rate_place(uint64_t seed, const uint8_t client[16]);
+/* The client does it once, as in rpc_rate_pass(). */
 bool rpc_rate_take(struct rpc_rate *r, const uint8_t client[16], int64_t now_us);

@@ -29,6 +29,8 @@ struct wire {
     struct rpc_frames frames;
     uint8_t client[16]; // as of rpc_peer_client(); valid if is_tcp
     bool is_tcp;
+    unsigned n_settled; // connections that share the rate of the settled ones; 0: it is not one
+    int64_t due_us;     // of its share, see rpc_rate_pass()
 };
 
 static struct {
@@ -44,7 +46,7 @@ static struct {
     pthread_mutex_t mu;
     struct rpc_rate rate;
 } calls = {.mu = PTHREAD_MUTEX_INITIALIZER,
-           .rate = {.per_s = RPC_WIRE_CALLS_PER_S, .burst = RPC_WIRE_CALLS_BURST}};
+           .rate = {.limit = {RPC_WIRE_CALLS_PER_S, RPC_WIRE_CALLS_BURST}}};
 
 /* gRPC core reads a TLS connection in one thread at a time, but by locks that ThreadSanitizer does
  * not see. Connections share these locks. */
@@ -129,6 +131,8 @@ static void begin(struct wire *w, int fd, ino_t socket)
     struct rpc_peer_address peer;
     w->socket = socket;
     w->frames = (struct rpc_frames){0};
+    w->n_settled = 0;
+    w->due_us = 0;
     if (getpeername(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}) < 0)
         w->frames.state = RPC_FRAMES_OVER;
     w->is_tcp = rpc_peer_address_of(&a, &peer);
@@ -136,18 +140,36 @@ static void begin(struct wire *w, int fd, ino_t socket)
         rpc_peer_client(&peer, w->client);
 }
 
-/* Whether n more calls may pass. Counts them for the client. */
-static bool calls_pass(const struct wire *w, uint64_t n)
+/* With its lock: another call of this connection begins. */
+static bool call_passes(struct wire *w, int64_t now_us)
 {
-    bool ok = true;
-    if (!w->is_tcp || n == 0)
+    if (w->n_settled && rpc_rate_pass(&w->due_us, &calls.rate.limit, w->n_settled, now_us))
         return true;
-    int64_t now_us = clock_us();
     pthread_mutex_lock(&calls.mu);
-    for (uint64_t i = 0; i < n; i++)
-        ok &= rpc_rate_take(&calls.rate, w->client, now_us);
+    bool ok = rpc_rate_take(&calls.rate, w->client, now_us);
     pthread_mutex_unlock(&calls.mu);
-    return ok || !w->frames.many_calls;
+    return ok;
+}
+
+static bool calls_pass(struct wire *w, uint64_t n)
+{
+    int64_t now_us = clock_us();
+    bool ok = true;
+    for (uint64_t i = 0; i < n && ok && w->is_tcp; i++)
+        ok = call_passes(w, now_us);
+    return ok;
+}
+
+void rpc_wire_settled(int fd, unsigned n)
+{
+    ino_t socket;
+    struct wire *w = wire_of(fd, &socket);
+    if (!w)
+        return;
+    pthread_mutex_lock(&w->mu);
+    if (w->socket == socket)
+        w->n_settled = n;
+    pthread_mutex_unlock(&w->mu);
 }
 
 /* Whether the n bytes that were read from fd may pass. *ret_ends: they are the first that may not.

@@ -8,11 +8,17 @@
  * Private to common/rpc. Threads: any. */
 #pragma once
 
-/* Calls of one client over TCP without TLS, on all of its connections. gRPC core needs 10 KB and
- * some 10 us for each, also if the client closes the connection before we know of the call. Above
- * this rate, the client's connections end that make many (rpc_frames.h). */
+/* Calls of one client over TCP without TLS. gRPC core needs 10 KB and some 10 us for each, also if
+ * the client closes the connection before we know of the call. A client has this rate twice:
+ * - Its settled connections (rpc_peers.h) have equal shares of the first one. A gateway makes some
+ *   1,000 calls per second; with the most settled connections, its share is 500.
+ * - All of its connections together have the second one. A settled connection pays from its own
+ *   share first.
+ * The connection whose call finds neither ends. */
 #define RPC_WIRE_CALLS_PER_S 8000 // in the long run
 #define RPC_WIRE_CALLS_BURST 8192 // streams that a connection may have open
 
 /* Registers the metrics. Further calls do nothing. */
 void rpc_wire_init(void);
+/* fd is one of the n settled connections of its client. */
+void rpc_wire_settled(int fd, unsigned n);

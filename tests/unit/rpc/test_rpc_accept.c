@@ -256,7 +256,8 @@ static void a_client_that_begins_too_many_calls_loses_connections(void **state)
         struct http2_client c = http2_client_open_tcp(a.port);
         for (int k = 0; k < EACH; k++)
             http2_client_call(&c, "/test/Echo");
-        assert_int_equal(echo("127.0.0.1", a.port), RPC_OK); // few calls pass
+        enum rpc_code code = echo("127.0.0.1", a.port);
+        assert_true(code == RPC_OK || ended() > before);
         http2_client_close(&c);
         assert_true(ended() == before || i * EACH >= RPC_WIRE_CALLS_BURST - 2 * EACH);
     }

@@ -20,6 +20,7 @@
 #include "rpc/rpc_base.h"
 #include "rpc/rpc_guard.h"
 #include "rpc/rpc_peers.h"
+#include "rpc/rpc_wire.h"
 
 #define MAX_UNEXPLAINED (2 << 20)
 #define DESCRIPTORS 64
@@ -29,6 +30,7 @@
 static atomic_int n_failing_dups;             // calls of dup3() that fail
 static atomic_int n_failing_looks;            // calls of getsockopt() of a connection that fail
 static atomic_int_fast64_t ahead_us, jump_us; // of the clock; of its jump after the next poll()
+static atomic_int_fast64_t stopped_us;        // the time of the clock if it stands; 0: it runs
 static atomic_int_fast64_t look_us;           // that a look at a connection takes
 static int n_polls;                           // with a time limit ...
 static atomic_int poll_ms;                    // ... which the last one had
@@ -48,7 +50,8 @@ int64_t __real_clock_us(void);
 int64_t __wrap_clock_us(void);
 int64_t __wrap_clock_us(void)
 {
-    return __real_clock_us() + atomic_load(&ahead_us);
+    int64_t stopped = atomic_load(&stopped_us);
+    return stopped ? stopped : __real_clock_us() + atomic_load(&ahead_us);
 }
 
 static atomic_size_t grown; // bytes of small pieces; sanitizers have another malloc()
@@ -471,6 +474,73 @@ static void a_client_whose_requests_are_refused_is_not_ended(void **state)
     done(&g);
 }
 
+/* Short connections, of 60 calls each; some more calls than pass. */
+static void make_short_connections(const struct guard_rig *g)
+{
+    enum { EACH = 60, N = RPC_WIRE_CALLS_BURST / EACH + 10 };
+    int before = ended("frames");
+    for (int i = 0; i < N; i++) {
+        struct http2_client c = http2_client_open_tcp(g->port);
+        for (int k = 0; k < EACH; k++)
+            http2_client_call(&c, "/test/Echo");
+        http2_client_await(&c, EACH); // or its end
+        http2_client_close(&c);
+    }
+    assert_true(ended("frames") > before);
+}
+
+/* A gateway over TCP without TLS, and clients with its address. */
+static void a_settled_connection_does_not_pay_for_others(void **state)
+{
+    enum { CALLS = 400, TURNS = 3 };
+    (void)state;
+    struct guard_rig g;
+    init(&g, false);
+    struct http2_client c = http2_client_open_tcp(g.port);
+    http2_client_call(&c, "/test/Echo");
+    assert_true(http2_client_await(&c, 1));
+    atomic_fetch_add(&ahead_us, RPC_PEERS_SETTLED_US);
+    await_scans(3); // one has begun after that
+    atomic_store(&stopped_us, clock_us());
+    for (int turn = 0; turn < TURNS; turn++) {
+        make_short_connections(&g);
+        for (int i = 0; i < CALLS; i++)
+            http2_client_call(&c, "/test/Echo");
+        assert_true(http2_client_await(&c, c.n_headers + CALLS));
+        stream_is_served(&g);
+        atomic_fetch_add(&stopped_us, 1500000);
+    }
+    atomic_fetch_add(&ahead_us, TURNS * 1500000);
+    atomic_store(&stopped_us, 0);
+    http2_client_close(&c);
+    done(&g);
+}
+
+/* Each of which makes few. */
+static void calls_of_many_connections_count_together(void **state)
+{
+    enum { EACH = 40, N = RPC_WIRE_CALLS_BURST / EACH + 20 };
+    (void)state;
+    struct guard_rig g;
+    struct http2_client c[N];
+    int before = ended("frames");
+    init(&g, false);
+    for (int i = 0; i < N; i++)
+        c[i] = http2_client_open_tcp(g.port);
+    atomic_store(&stopped_us, clock_us());
+    for (int i = 0; i < N; i++) {
+        for (int k = 0; k < EACH; k++)
+            http2_client_call(&c[i], "/test/Echo");
+        http2_client_await(&c[i], EACH); // or its end
+        http2_client_close(&c[i]);
+    }
+    assert_true(ended("frames") > before);
+    assert_true(ended("frames") < before + N / 2);
+    atomic_store(&stopped_us, 0);
+    stream_is_served(&g);
+    done(&g);
+}
+
 static void resets(const char *path, bool passed_socket)
 {
     struct guard_rig g;
@@ -729,6 +799,8 @@ int main(void)
         cmocka_unit_test(unfinished_messages_beside_many_calls_end_a_connection),
         cmocka_unit_test(a_client_that_makes_too_many_calls_is_ended),
         cmocka_unit_test(a_client_whose_requests_are_refused_is_not_ended),
+        cmocka_unit_test(a_settled_connection_does_not_pay_for_others),
+        cmocka_unit_test(calls_of_many_connections_count_together),
         cmocka_unit_test(reset_calls_end_a_connection),
         cmocka_unit_test(reset_calls_end_a_connection_of_a_passed_socket),
         cmocka_unit_test(a_client_that_cancels_a_thousand_calls_is_not_ended),

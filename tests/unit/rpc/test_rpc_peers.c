@@ -161,14 +161,112 @@ static void cheap_calls_have_a_rate(void **state)
     (void)state;
     struct rpc_peer *p[] = {call(1, 0), call(2, 0)};
     for (int i = 0; i < RPC_PEERS_CHEAP_BURST; i++)
-        assert_false(rpc_peer_cheap(peers, p[i % 2], now_us));
+        rpc_peer_cheap(peers, p[i % 2], now_us);
     now_us += S / RPC_PEERS_CHEAP_PER_S;
-    assert_false(rpc_peer_cheap(peers, p[0], now_us));
-    assert_true(rpc_peer_cheap(peers, p[1], now_us));
+    rpc_peer_cheap(peers, p[0], now_us);
+    assert_int_equal(take(2), RPC_PEERS_KEEP);
+    rpc_peer_cheap(peers, p[1], now_us);
     assert_int_equal(take(2), RPC_PEERS_CHEAP);
-    assert_false(rpc_peer_cheap(peers, p[1], now_us)); // it is being ended
+    rpc_peer_cheap(peers, p[1], now_us);
+    assert_int_equal(take(2), RPC_PEERS_KEEP); // it is being ended
     assert_int_equal(take(1), RPC_PEERS_KEEP);
     for (int i = 0; i < 2; i++)
+        rpc_peer_done(peers, p[i], now_us);
+}
+
+/* Good clients may share the address, and connect again. */
+static void cheap_calls_ban_nobody(void **state)
+{
+    (void)state;
+    for (uint16_t port = 2; port < 5; port++) {
+        struct rpc_peer *p = call(port, 0);
+        assert_non_null(p);
+        for (int i = 0; i <= RPC_PEERS_CHEAP_BURST; i++)
+            rpc_peer_cheap(peers, p, now_us);
+        rpc_peer_done(peers, p, now_us);
+        assert_int_equal(take(port), RPC_PEERS_CHEAP);
+    }
+    assert_false(rpc_peers_any_banned(peers, now_us));
+}
+
+/* A scan that sees the connections with these ports. Returns how many of them are settled. */
+static unsigned scan_settled(uint16_t from, uint16_t to)
+{
+    unsigned n = 0;
+    rpc_peers_scan_begin(peers);
+    for (uint16_t port = from; port <= to; port++) {
+        struct rpc_peer_address a = address(port);
+        n += rpc_peers_saw(peers, &a, &(struct rpc_peer_socket){0}, now_us) > 0;
+    }
+    rpc_peers_scan_end(peers, now_us, now_us);
+    return n;
+}
+
+static void call_once(uint16_t from, uint16_t to)
+{
+    for (uint16_t port = from; port <= to; port++)
+        rpc_peer_done(peers, call(port, 0), now_us);
+}
+
+static void old_connections_with_calls_are_settled(void **state)
+{
+    (void)state;
+    teardown(NULL);
+    peers = rpc_peers_new(100, MAX_BYTES);
+    call_once(1, 1);
+    now_us += RPC_PEERS_SETTLED_US - 1;
+    assert_int_equal(scan_settled(1, 2), 0);
+    now_us++;
+    assert_int_equal(scan_settled(1, 2), 1);
+    now_us += RPC_PEERS_SETTLED_US;
+    assert_int_equal(scan_settled(2, 2), 0); // without a call
+    call_once(2, 2);
+    assert_int_equal(scan_settled(2, 2), 1);
+}
+
+static void few_connections_of_a_client_are_settled(void **state)
+{
+    enum { N = RPC_PEERS_SETTLED_MAX };
+    (void)state;
+    teardown(NULL);
+    peers = rpc_peers_new(100, MAX_BYTES);
+    struct rpc_peer_address elsewhere;
+    assert_true(rpc_peer_address_read("ipv4:192.0.2.2:1", &elsewhere));
+    call_once(1, N + 5);
+    now_us += RPC_PEERS_SETTLED_US;
+    assert_int_equal(scan_settled(1, N + 5), N);
+    assert_int_equal(scan_settled(N + 1, N + 5), 0); // the others are closed now
+    assert_int_equal(scan_settled(N + 1, N + 5), 5);
+    rpc_peer_done(peers, rpc_peers_call(peers, &elsewhere, &(struct rpc_peer_call){0}, now_us),
+                  now_us);
+    now_us += RPC_PEERS_SETTLED_US;
+    rpc_peers_scan_begin(peers);
+    assert_int_equal(rpc_peers_saw(peers, &elsewhere, &(struct rpc_peer_socket){0}, now_us), 1);
+    rpc_peers_scan_end(peers, now_us, now_us);
+}
+
+/* Of which they have equal shares. */
+static void settled_connections_have_their_own_rate_of_cheap_calls(void **state)
+{
+    (void)state;
+    struct rpc_peer *p[] = {call(1, 0), call(2, 0), NULL};
+    now_us += RPC_PEERS_SETTLED_US;
+    p[2] = call(3, 0);
+    assert_int_equal(scan_settled(1, 3), 2);
+    for (int i = 0; i <= RPC_PEERS_CHEAP_BURST; i++) // one too many
+        rpc_peer_cheap(peers, p[2], now_us);
+    for (int i = 0; i < RPC_PEERS_CHEAP_BURST / 2; i++) {
+        rpc_peer_cheap(peers, p[0], now_us);
+        rpc_peer_cheap(peers, p[1], now_us);
+    }
+    rpc_peers_scan_begin(peers);
+    for (uint16_t port = 1; port <= 3; port++)
+        saw(port, 0, 0);
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), 1);
+    assert_int_equal(take(3), RPC_PEERS_CHEAP);
+    rpc_peer_cheap(peers, p[0], now_us);
+    assert_int_equal(take(1), RPC_PEERS_CHEAP);
+    for (int i = 0; i < 3; i++)
         rpc_peer_done(peers, p[i], now_us);
 }
 
@@ -859,6 +957,10 @@ int main(void)
         TEST(refusals_that_are_not_read_end_a_connection),
         TEST(resets_end_a_connection_and_make_its_other_calls_void),
         TEST(cheap_calls_have_a_rate),
+        TEST(cheap_calls_ban_nobody),
+        TEST(old_connections_with_calls_are_settled),
+        TEST(few_connections_of_a_client_are_settled),
+        TEST(settled_connections_have_their_own_rate_of_cheap_calls),
         TEST(time_forgives_resets),
         TEST(single_resets_are_forgiven_at_the_same_rate),
         TEST(bytes_that_nothing_explains_end_a_connection),
