@@ -1,7 +1,11 @@
 /* prom_merge.h - merges the Prometheus metrics of several processes, with a label `instance`.
  *
- * In the text format each family occurs once, with all its samples together. Malformed lines are
- * dropped, so one service cannot make the output of the others unreadable. */
+ * Each family occurs once, with all its samples together. Malformed lines are dropped, so one
+ * service cannot make the output of the others unreadable. Nor does a service decide for others:
+ * - What the gateway states of its families is written. Of other families, services may state
+ *   different things. Then there is no HELP, or there is one untyped family for each sample name.
+ * - Samples are dropped whose names do not fit the type. So are families whose names could be those
+ *   of a histogram's samples. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,6 +25,7 @@ struct prom_merge_family;
 struct prom_merge {
     bool exemplars;
     bool others_only; // see prom_merge_own_done()
+    size_t n_own;     // the families before are the gateway's
     size_t n_before;  // families when prom_merge_add() began
     struct prom_merge_family *families;
     size_t n, cap;
@@ -39,5 +44,6 @@ void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const ch
  * process_*, but not tandem_gateway_*. So no service can claim what the gateway measures. */
 void prom_merge_own_done(struct prom_merge *p);
 void prom_merge_write(const struct prom_merge *p, struct buf *to);
-/* Writes OpenMetrics 1.0: families of counters without _total, `# EOF` at the end. */
+/* Writes OpenMetrics 1.0: families of counters without _total, `# EOF` at the end. A counter whose
+ * name without _total is another family's is written with its whole name, as `unknown`. */
 void prom_merge_write_openmetrics(const struct prom_merge *p, struct buf *to);

@@ -1,4 +1,5 @@
 /* The metrics of several processes become one text that Prometheus accepts. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -26,6 +27,14 @@ static int end(void **state)
 static void add(const char *text, const char *instance)
 {
     prom_merge_add(&p, text, strlen(text), instance, strlen(instance));
+}
+
+static void is_openmetrics(const char *want)
+{
+    AUTO(buf_done) struct buf b = {0};
+    buf_init(&b, 1 << 20);
+    prom_merge_write_openmetrics(&p, &b);
+    assert_string_equal(b.data ? b.data : "", want);
 }
 
 static void is(const char *want)
@@ -335,12 +344,92 @@ static void names_have_letters_digits_and_two_more_characters(void **state)
        "4\n");
 }
 
-static void the_first_comments_of_a_family_count(void **state)
+static void the_comments_of_the_gateway_count(void **state)
 {
     (void)state;
-    add("# HELP a\n# TYPE a gauge\na 1\n# EOF\n", "one"); // the shortest comment
-    add("# HELP a Two.\n# TYPE a counter\na 2\n# HELPS a 3\n", "two");
-    is("# HELP a\n# TYPE a gauge\na{instance=\"one\"} 1\na{instance=\"two\"} 2\n");
+    add("# HELP process_a\n# TYPE process_a gauge\nprocess_a 1\n# EOF\n", "one"); // the shortest
+    prom_merge_own_done(&p);
+    add("# HELP process_a Two.\n# TYPE process_a histogram\nprocess_a 2\nprocess_a_sum 9\n"
+        "# HELPS process_a 3\n",
+        "two");
+    is("# HELP process_a\n# TYPE process_a gauge\nprocess_a{instance=\"one\"} 1\n"
+       "process_a{instance=\"two\"} 2\n");
+}
+
+/* Neither by its place in the order. */
+static void no_service_decides_for_others(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        "# HELP tandem_a Forged.\n# TYPE tandem_a histogram\n# HELP tandem_b Good.\n"
+        "# HELP tandem_c Forged.\n",
+        "# HELP tandem_a Good.\n# TYPE tandem_a gauge\ntandem_a 1\n"
+        "# HELP tandem_b Good.\n# TYPE tandem_b gauge\ntandem_b 2\n"
+        "# HELP tandem_c Good.\n# TYPE tandem_c gauge\ntandem_c 3\n"};
+    for (int first = 0; first < 2; first++) {
+        prom_merge_done(&p);
+        prom_merge_init(&p, false);
+        prom_merge_own_done(&p);
+        add(texts[first], "i");
+        add(texts[!first], "i");
+        is("# TYPE tandem_a untyped\ntandem_a{instance=\"i\"} 1\n"
+           "# HELP tandem_b Good.\n# TYPE tandem_b gauge\ntandem_b{instance=\"i\"} 2\n"
+           "# TYPE tandem_c gauge\ntandem_c{instance=\"i\"} 3\n");
+        is_openmetrics("# TYPE tandem_a unknown\ntandem_a{instance=\"i\"} 1\n"
+                       "# HELP tandem_b Good.\n# TYPE tandem_b gauge\ntandem_b{instance=\"i\"} 2\n"
+                       "# TYPE tandem_c gauge\ntandem_c{instance=\"i\"} 3\n# EOF\n");
+    }
+}
+
+/* Without the type, its parts are families. */
+static void a_histogram_of_unknown_type_keeps_its_samples(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        add("# TYPE h histogram\nh_bucket{le=\"1\"} 1\nh_sum 2\nh_count 1\n", i ? "k" : "i");
+    add("# TYPE h gauge\nh 5\n", "j");
+    is("# TYPE h untyped\nh{instance=\"j\"} 5\n"
+       "# TYPE h_bucket untyped\nh_bucket{instance=\"i\",le=\"1\"} 1\n"
+       "h_bucket{instance=\"k\",le=\"1\"} 1\n"
+       "# TYPE h_sum untyped\nh_sum{instance=\"i\"} 2\nh_sum{instance=\"k\"} 2\n"
+       "# TYPE h_count untyped\nh_count{instance=\"i\"} 1\nh_count{instance=\"k\"} 1\n");
+}
+
+static void samples_have_names_of_their_type(void **state)
+{
+    (void)state;
+    add("# TYPE h histogram\nh_sum 2\nh 7\n# TYPE g gauge\ng_sum 1\ng 2\n"
+        "# TYPE s summary\ns 3\ns_sum 4\ns_bucket 5\n",
+        "i");
+    is("# TYPE h histogram\nh_sum{instance=\"i\"} 2\n# TYPE g gauge\ng{instance=\"i\"} 2\n"
+       "# TYPE s summary\ns{instance=\"i\"} 3\ns_sum{instance=\"i\"} 4\n");
+}
+
+/* Otherwise one service could take the names of another's histogram. */
+static void no_family_has_the_name_of_a_part(void **state)
+{
+    (void)state;
+    add("# TYPE a_count gauge\na_count 1\na_bucket 2\na_sum 3\na_created 4\nb 5\n", "i");
+    is("b{instance=\"i\"} 5\n");
+}
+
+static void no_family_occurs_twice_in_openmetrics(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"# TYPE a gauge\na 5\n",
+                                        "# HELP a_total A.\n# TYPE a_total counter\na_total 6\n"};
+    static const char *const wants[] = {"# TYPE a gauge\na{instance=\"i\"} 5\n",
+                                        "# HELP a_total A.\n# TYPE a_total unknown\n"
+                                        "a_total{instance=\"i\"} 6\n"};
+    char want[256];
+    for (int first = 0; first < 2; first++) {
+        prom_merge_done(&p);
+        prom_merge_init(&p, true);
+        add(texts[first], "i");
+        add(texts[!first], "i");
+        snprintf(want, sizeof(want), "%s%s# EOF\n", wants[first], wants[!first]);
+        is_openmetrics(want);
+    }
 }
 
 /* A family without samples, and one whose text is over the limit, are left out. */
@@ -393,7 +482,12 @@ int main(void)
         cmocka_unit_test_setup_teardown(names_have_letters_digits_and_two_more_characters, begin,
                                         end),
         cmocka_unit_test_setup_teardown(no_service_has_the_families_of_the_gateway, begin, end),
-        cmocka_unit_test_setup_teardown(the_first_comments_of_a_family_count, begin, end),
+        cmocka_unit_test_setup_teardown(the_comments_of_the_gateway_count, begin, end),
+        cmocka_unit_test_setup_teardown(no_service_decides_for_others, begin, end),
+        cmocka_unit_test_setup_teardown(a_histogram_of_unknown_type_keeps_its_samples, begin, end),
+        cmocka_unit_test_setup_teardown(samples_have_names_of_their_type, begin, end),
+        cmocka_unit_test_setup_teardown(no_family_has_the_name_of_a_part, begin, end),
+        cmocka_unit_test_setup_teardown(no_family_occurs_twice_in_openmetrics, begin, end),
         cmocka_unit_test_setup_teardown(families_without_samples_are_left_out, begin, end),
         cmocka_unit_test_setup_teardown(without_memory_series_are_left_out, begin, end),
     };
