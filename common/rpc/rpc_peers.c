@@ -32,6 +32,7 @@ struct rpc_peer {
     bool trusted;
     bool is_settled;    // it is one of RPC_PEERS_SETTLED_MAX
     int64_t begun_us;   // the first sight or call
+    unsigned n_cheap;   // cheap calls, up to RPC_PEERS_CHEAP_FIRST
     int64_t cheap_us;   // of its share of cheap calls, see rpc_rate_pass()
     unsigned n_calls;   // they hold a pointer
     int64_t used_us;    // a call has begun or ended; before the first one: the first sight
@@ -338,6 +339,13 @@ bool rpc_peer_reset(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
     return ends;
 }
 
+static bool is_first_cheap(struct rpc_peer *p)
+{
+    bool first = p->n_cheap < RPC_PEERS_CHEAP_FIRST;
+    p->n_cheap += first;
+    return first;
+}
+
 static uint8_t *settled_of(struct rpc_peers *ps, const struct rpc_peer *p)
 {
     return &ps->n_settled[rpc_rate_place(ps->seed, p->client)];
@@ -347,8 +355,8 @@ static uint8_t *settled_of(struct rpc_peers *ps, const struct rpc_peer *p)
 void rpc_peer_cheap(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
 {
     pthread_mutex_lock(&ps->mu);
-    bool ok =
-        p->is_settled && rpc_rate_pass(&p->cheap_us, &ps->cheap.limit, *settled_of(ps, p), now_us);
+    bool ok = is_first_cheap(p) || (p->is_settled && rpc_rate_pass(&p->cheap_us, &ps->cheap.limit,
+                                                                   *settled_of(ps, p), now_us));
     if (!ok && !rpc_rate_take(&ps->cheap, p->client, now_us) && !p->end)
         p->end = RPC_PEERS_CHEAP;
     pthread_mutex_unlock(&ps->mu);

@@ -8,7 +8,8 @@
  * ended if
  * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
  * - it makes a cheap call after its client has made RPC_PEERS_CHEAP_PER_S, on all connections
- *   together. One that is settled uses up its share first;
+ *   together. The first RPC_PEERS_CHEAP_FIRST calls of each are free, and one that is settled uses
+ *   up its share before;
  * - it leaves more than RPC_PEERS_REFUSED_MAX refusals unread: the more calls there are, the longer
  *   gRPC core works for each event;
  * - all clients' connections together have more than RPC_PEERS_CLIENT_BYTES_MAX unexplained bytes,
@@ -51,6 +52,7 @@
  * a client, and passes on those of its users. The thread that answers has other work. */
 #define RPC_PEERS_CHEAP_PER_S 250 // in the long run
 #define RPC_PEERS_CHEAP_BURST 2000
+#define RPC_PEERS_CHEAP_FIRST 8 // of a connection: those of a gateway until it is settled
 #define RPC_PEERS_REFUSED_MAX 512
 /* Of unfinished headers gRPC core 1.51 keeps about five times as many bytes (fields of 104). */
 #define RPC_PEERS_CLIENT_BYTES_MAX (64u << 20)
@@ -70,7 +72,7 @@
 #define RPC_PEERS_CREDIT_PER_S (2560 << 10)
 #define RPC_PEERS_BAN_US 30000000
 /* A flood of calls needs new connections, or the places of old ones: */
-#define RPC_PEERS_SETTLED_US 10000000
+#define RPC_PEERS_SETTLED_US 3000000
 #define RPC_PEERS_SETTLED_MAX 16   // of a client; more than the gateways of a machine
 #define RPC_PEERS_KEPT_US 10000000 // calls of an ended connection arrive later
 

@@ -160,7 +160,7 @@ static void cheap_calls_have_a_rate(void **state)
 {
     (void)state;
     struct rpc_peer *p[] = {call(1, 0), call(2, 0)};
-    for (int i = 0; i < RPC_PEERS_CHEAP_BURST; i++)
+    for (int i = 0; i < RPC_PEERS_CHEAP_BURST + 2 * RPC_PEERS_CHEAP_FIRST; i++)
         rpc_peer_cheap(peers, p[i % 2], now_us);
     now_us += S / RPC_PEERS_CHEAP_PER_S;
     rpc_peer_cheap(peers, p[0], now_us);
@@ -181,12 +181,29 @@ static void cheap_calls_ban_nobody(void **state)
     for (uint16_t port = 2; port < 5; port++) {
         struct rpc_peer *p = call(port, 0);
         assert_non_null(p);
-        for (int i = 0; i <= RPC_PEERS_CHEAP_BURST; i++)
+        for (int i = 0; i <= RPC_PEERS_CHEAP_BURST + RPC_PEERS_CHEAP_FIRST; i++)
             rpc_peer_cheap(peers, p, now_us);
         rpc_peer_done(peers, p, now_us);
         assert_int_equal(take(port), RPC_PEERS_CHEAP);
     }
     assert_false(rpc_peers_any_banned(peers, now_us));
+}
+
+/* So a gateway connects while another client makes too many. */
+static void the_first_cheap_calls_of_a_connection_are_free(void **state)
+{
+    (void)state;
+    struct rpc_peer *p[] = {call(1, 0), call(2, 0)};
+    for (int i = 0; i <= RPC_PEERS_CHEAP_BURST + RPC_PEERS_CHEAP_FIRST; i++)
+        rpc_peer_cheap(peers, p[0], now_us);
+    assert_int_equal(take(1), RPC_PEERS_CHEAP);
+    for (int i = 0; i < RPC_PEERS_CHEAP_FIRST; i++)
+        rpc_peer_cheap(peers, p[1], now_us);
+    assert_int_equal(take(2), RPC_PEERS_KEEP);
+    rpc_peer_cheap(peers, p[1], now_us);
+    assert_int_equal(take(2), RPC_PEERS_CHEAP);
+    for (int i = 0; i < 2; i++)
+        rpc_peer_done(peers, p[i], now_us);
 }
 
 /* A scan that sees the connections with these ports. Returns how many of them are settled. */
@@ -253,9 +270,9 @@ static void settled_connections_have_their_own_rate_of_cheap_calls(void **state)
     now_us += RPC_PEERS_SETTLED_US;
     p[2] = call(3, 0);
     assert_int_equal(scan_settled(1, 3), 2);
-    for (int i = 0; i <= RPC_PEERS_CHEAP_BURST; i++) // one too many
+    for (int i = 0; i <= RPC_PEERS_CHEAP_BURST + RPC_PEERS_CHEAP_FIRST; i++) // one too many
         rpc_peer_cheap(peers, p[2], now_us);
-    for (int i = 0; i < RPC_PEERS_CHEAP_BURST / 2; i++) {
+    for (int i = 0; i < RPC_PEERS_CHEAP_BURST / 2 + RPC_PEERS_CHEAP_FIRST; i++) {
         rpc_peer_cheap(peers, p[0], now_us);
         rpc_peer_cheap(peers, p[1], now_us);
     }
@@ -958,6 +975,7 @@ int main(void)
         TEST(resets_end_a_connection_and_make_its_other_calls_void),
         TEST(cheap_calls_have_a_rate),
         TEST(cheap_calls_ban_nobody),
+        TEST(the_first_cheap_calls_of_a_connection_are_free),
         TEST(old_connections_with_calls_are_settled),
         TEST(few_connections_of_a_client_are_settled),
         TEST(settled_connections_have_their_own_rate_of_cheap_calls),
