@@ -42,6 +42,7 @@ void completion_unref(struct completion *x)
     unlink_completion(x);
     for (unsigned i = 0; i < x->n_calls; i++)
         upstream_call_done(&x->calls[i]);
+    prompt_places_leave(&x->g->places, &x->place);
     free(x->calls);
     free(x->prompt);
     upstream_model_unref(x->model);
@@ -409,19 +410,74 @@ static void finish_request(struct completion *x)
     completion_unref(x);
 }
 
-/* A caller that finds no further call to make must stop counting as running under the same lock.
+/* ---- places of prompts; with x's lock ---- */
+
+/* Calls, and other callers of completion_send(). */
+static unsigned n_others(const struct completion *x)
+{
+    return x->n_running - 1 - x->waits;
+}
+
+static bool has_more(const struct completion *x)
+{
+    return !x->closed && !x->aborted && !x->failing && x->n_sent < x->n_calls;
+}
+
+/* Whether one more call has a place, or needs none because it runs alone. */
+static bool has_place(struct completion *x)
+{
+    if (x->n_places >= n_others(x))
+        return true;
+    if (x->waits)
+        return false;
+    if (prompt_places_take(&x->g->places, &x->place)) {
+        x->n_places++;
+        return true;
+    }
+    x->waits = true;
+    x->n_running++;
+    return false;
+}
+
+/* Gives back a place that no other call needs. Returns the request that has it now, or NULL. */
+static struct prompt_places_request *give_place(struct completion *x)
+{
+    if (!x->n_places || x->n_places < n_others(x))
+        return NULL;
+    x->n_places--;
+    return prompt_places_give(&x->g->places, &x->place);
+}
+
+/* The caller makes no further call. */
+static struct prompt_places_request *stop_sending(struct completion *x)
+{
+    if (x->waits && !has_more(x) && prompt_places_cancel(&x->g->places, &x->place)) {
+        x->waits = false;
+        x->n_running--;
+    }
+    struct prompt_places_request *heir = give_place(x);
+    x->n_running--;
+    return heir;
+}
+
+/* ---- calls ---- */
+
+/* As completion_send(), for one request. Returns the next request that has got a place, or NULL.
+ *
+ * A caller that finds no further call to make must stop counting as running under the same lock.
  * Otherwise a call that ends in between might also find nothing to do, and nobody would make the
  * next call. */
-void completion_send(struct completion *x)
+static struct prompt_places_request *send_calls(struct completion *x)
 {
+    struct prompt_places_request *heir = NULL;
     struct upstream_call *next;
     bool last;
     do {
         pthread_mutex_lock(&x->mu);
-        bool may_send = !x->closed && !x->aborted && !x->failing && x->n_sent < x->n_calls &&
-                        x->n_running <= x->max_running; // the caller counts as one
+        bool may_send = has_more(x) && n_others(x) < x->max_running && has_place(x);
         next = may_send ? &x->calls[x->n_sent++] : NULL;
-        x->n_running += may_send ? 1 : -1u;
+        x->n_running += may_send;
+        heir = may_send ? NULL : stop_sending(x);
         last = !x->n_running;
         pthread_mutex_unlock(&x->mu);
         if (next)
@@ -429,8 +485,29 @@ void completion_send(struct completion *x)
     } while (next);
     if (last)
         finish_request(x);
+    return heir;
 }
 
+/* The requests that have got a place make their calls. The wait of each has counted as a running
+ * call; now the caller does. */
+static void pass_on(struct prompt_places_request *heir)
+{
+    while (heir) {
+        struct completion *x = OWNER(heir, struct completion, place);
+        pthread_mutex_lock(&x->mu);
+        x->waits = false;
+        x->n_places++;
+        pthread_mutex_unlock(&x->mu);
+        heir = send_calls(x);
+    }
+}
+
+void completion_send(struct completion *x)
+{
+    pass_on(send_calls(x));
+}
+
+/* The place of a call that has ended goes to whom it belongs next, before its request asks. */
 static void on_done(struct upstream_call *a)
 {
     struct completion *x = a->user;
@@ -443,7 +520,11 @@ static void on_done(struct upstream_call *a)
     pthread_mutex_unlock(&x->answer_mu);
     if (first)
         stop_calls(x);
+    pthread_mutex_lock(&x->mu);
+    struct prompt_places_request *heir = give_place(x);
+    pthread_mutex_unlock(&x->mu);
     completion_send(x);
+    pass_on(heir);
 }
 
 /* Whether the answer has the same bits at every verifier with this fingerprint. */
@@ -500,6 +581,8 @@ int completion_prepare(struct completion *x, const struct output_parser_rules *r
     x->max_running = q->max_running;
     x->n_running = 1; // the caller of completion_send()
     pthread_mutex_unlock(&x->mu);
+    if (rc == 0 && q->n_prompts > 1)
+        rc = prompt_places_join(&x->g->places, &x->place, http_payer(x->http));
     return rc;
 }
 

@@ -13,6 +13,7 @@
 #include "gateway/serve/completions.h"
 #include "gateway/openai/openai_reply.h"
 #include "gateway/serve/access_log.h"
+#include "gateway/serve/prompt_places.h"
 #include "gateway/serve/reader.h"
 
 #define COMPLETION_STOPPING READER_STOPPING
@@ -25,6 +26,7 @@ struct completions {
     struct upstream_patience patience;
     atomic_bool draining;
     struct reader *reader; // of large bodies
+    struct prompt_places places;
 
     pthread_mutex_t mu; // guards the fields below
     bool stopping;      // no step may begin
@@ -60,7 +62,11 @@ struct completion {
     bool renders;                // the chat waits for its template, or is rendered
     bool loads;                  // it waits for a model that is loading
     struct upstream_call *calls; // (n_calls), one per prompt
-    unsigned n_calls, n_sent, n_running, max_running;
+    unsigned n_calls, n_sent, max_running;
+    unsigned n_running; // calls, callers of completion_send(), and the wait for a place
+    struct prompt_places_request place; // joined if there are several calls
+    unsigned n_places;                  // that it has
+    bool waits;                         // for a place; prompt_places_give() may have returned it
 };
 
 void completion_unref(struct completion *x);
@@ -82,9 +88,9 @@ int completion_prepare(struct completion *x, const struct output_parser_rules *r
  * that it may generate. Ids above a limit are charged when they come. After completion_prepare().
  * Errors are those of http_charge(). */
 int completion_charge(struct completion *x);
-/* Makes calls until max_running of them run. During this function the caller counts as a running
- * call. The thread that reduces the count to 0 answers the request and drops the step's
- * reference. */
+/* Makes calls until max_running of them run, or the next one must wait for a place
+ * (prompt_places.h). During this function the caller counts as a running call. The thread that
+ * reduces the count to 0 answers the request and drops the step's reference. */
 void completion_send(struct completion *x);
 /* With x's lock. Cancels all calls. */
 void completion_cancel(struct completion *x);

@@ -369,6 +369,7 @@ int completions_new(struct upstream *u, struct template *t, struct reader *reade
     if (!g)
         return fail(-ENOMEM, "completions: no memory");
     pthread_mutex_init(&g->mu, NULL);
+    pthread_mutex_init(&g->places.mu, NULL);
     g->upstream = u;
     g->template = t;
     g->reader = reader;
@@ -456,6 +457,7 @@ void completions_free(struct completions *g)
 {
     if (!g)
         return;
+    pthread_mutex_destroy(&g->places.mu);
     pthread_mutex_destroy(&g->mu);
     free(g);
 }

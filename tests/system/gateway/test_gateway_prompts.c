@@ -11,16 +11,22 @@
 #include "lib/rigs/services.h"
 #include "lib/rigs/stage.h"
 
-static void asks(struct http_client *c, unsigned at, const char *prompts, const char *more)
+static void asks_from(struct http_client *c, unsigned host, unsigned at, const char *prompts,
+                      const char *more)
 {
     AUTO(mem_free) char *body = NULL;
     assert_true(asprintf(&body, "{\"prompt\":[%s]%s}", prompts, more) > 0);
-    *c = http_client_open(at);
+    *c = http_client_open_from(host, at);
     http_client_print(
         c,
         "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-API-Key: sk-alice-0123456789\r\n"
         "Content-Length: %zu\r\n\r\n%s",
         strlen(body), body);
+}
+
+static void asks(struct http_client *c, unsigned at, const char *prompts, const char *more)
+{
+    asks_from(c, 1, at, prompts, more);
 }
 
 static struct http_answer answer(const char *prompts, const char *more)
@@ -157,6 +163,52 @@ static void prompts_over_the_limit_run_later(void **state)
     is(answer(many, ""), 200, "{\"index\":127,\"text\":\"w0 w1 \"");
 }
 
+#define N_BATCHES 8
+
+/* Each of the first client's requests has one call, and PLACES calls more run for all of them. */
+static void clients_share_the_places_of_further_prompts(void **state)
+{
+    (void)state;
+    enum { PLACES = 64, RUNNING = 16, N_OTHERS = 3, ALL = N_BATCHES + PLACES + N_OTHERS * RUNNING };
+    AUTO(mem_free) char *stalled = prompts_of("stall", 20), *many = prompts_of("say 2", 128);
+    struct http_client c[N_BATCHES], others[N_OTHERS];
+    for (unsigned i = 0; i < N_BATCHES; i++)
+        asks(&c[i], stage.port, stalled, "");
+    gateway_await_running(stage.verifier, N_BATCHES + PLACES);
+    for (unsigned i = 0; i < N_OTHERS; i++)
+        asks_from(&others[i], 2, stage.port, stalled, "");
+    gateway_await_running(stage.verifier, ALL);
+    is(answer(many, ""), 200, "{\"index\":127,\"text\":\"w0 w1 \"");
+    assert_int_equal(fake_verifier_running(stage.verifier), ALL);
+    http_client_close(&c[0]);
+    gateway_await_running(stage.verifier, ALL - 1); // the places are those of others now
+    for (unsigned i = 1; i < N_BATCHES; i++)
+        http_client_close(&c[i]);
+    for (unsigned i = 0; i < N_OTHERS; i++)
+        http_client_close(&others[i]);
+    gateway_await_running(stage.verifier, 0);
+}
+
+static void requests_that_share_places_are_all_answered(void **state)
+{
+    (void)state;
+    AUTO(mem_free) char *many = prompts_of("say 2", 128);
+    struct http_client c[2 * N_BATCHES];
+    for (unsigned i = 0; i < ARRAY_LEN(c); i++)
+        asks(&c[i], stage.port, many, "");
+    for (unsigned i = 0; i < ARRAY_LEN(c); i++) {
+        struct http_answer a = http_client_read(&c[i], 120000);
+        json_t *j = json_loads(a.body, 0, NULL), *choices = json_object_get(j, "choices");
+        assert_int_equal(json_array_size(choices), 128);
+        for (unsigned k = 0; k < 128; k++)
+            assert_int_equal(
+                json_integer_value(json_object_get(json_array_get(choices, k), "index")), k);
+        json_decref(j);
+        http_answer_done(&a);
+        http_client_close(&c[i]);
+    }
+}
+
 /* With concurrency=3, three choices are accepted and one more is refused. */
 static void has_three_places(unsigned at)
 {
@@ -272,6 +324,8 @@ int main(void)
         cmocka_unit_test(a_fast_reader_gets_several_large_streams_in_full),
         cmocka_unit_test(a_failing_prompt_ends_all_and_is_named),
         cmocka_unit_test(prompts_over_the_limit_run_later),
+        cmocka_unit_test(clients_share_the_places_of_further_prompts),
+        cmocka_unit_test(requests_that_share_places_are_all_answered),
         cmocka_unit_test(common_fields_of_prompts_are_stored_once),
         cmocka_unit_test(a_key_limits_concurrent_prompts),
         cmocka_unit_test(malformed_prompt_lists_are_refused_by_name),
