@@ -192,15 +192,24 @@ static void set_loads(struct completion *x, bool loads)
     pthread_mutex_unlock(&x->mu);
 }
 
-static void on_loaded(void *user)
+/* There is no verifier. fail_text() says why. */
+static void fail_choice(struct completion *x, int err)
+{
+    completion_fail(x, err == -ENOENT ? 404 : 503, fail_text(), err == -ENOENT ? "model" : "");
+    completion_unref(x);
+}
+
+static void on_loaded(void *user, int err)
 {
     struct completion *x = user;
     set_loads(x, false);
     x->waited = true;
-    if (completion_is_live(x))
-        choose_verifier(x);
-    else
+    if (!completion_is_live(x))
         completion_unref(x);
+    else if (err < 0)
+        fail_choice(x, err);
+    else
+        choose_verifier(x);
 }
 
 /* As begin_rendering(). */
@@ -229,9 +238,7 @@ static void choose_verifier(struct completion *x)
             return;
     }
     if (rc < 0) {
-        int status = rc == -ENOENT ? 404 : rc == -EDQUOT ? 429 : 503;
-        completion_fail(x, status, fail_text(), rc == -ENOENT ? "model" : "");
-        completion_unref(x);
+        fail_choice(x, rc);
     } else if (x->q.template_vars) {
         render_chat(x);
     } else {

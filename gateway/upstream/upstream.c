@@ -296,89 +296,78 @@ void upstream_release(struct verifier *v)
 
 /* ---- waiting ---- */
 
-/* With the lock. Whether one more of this payer may wait. */
-static int check_waiters(const struct upstream *u, const char *payer)
+/* With the lock. */
+static int add_waiter(struct upstream *u, struct upstream_waiter *w, const char *payer,
+                      struct upstream_waiter **ret_displaced)
 {
-    unsigned n = 0;
-    for (const struct waiter *w = u->waiters; w; w = w->next)
-        n += strcmp(w->payer, payer) == 0;
-    if (u->stopping)
-        return fail(-EHOSTDOWN, STOPPING);
-    if (u->n_waiters == UPSTREAM_WAITING_MAX)
-        return fail(-EHOSTDOWN, "%d requests already wait for the model to load; try again",
-                    UPSTREAM_WAITING_MAX);
-    if (n && n + 1 > UPSTREAM_WAITING_MAX - u->n_waiters - 1)
-        return fail(-EDQUOT, "%u of your requests already wait for models to load; try again", n);
-    return 0;
+    *ret_displaced = NULL;
+    return u->stopping ? fail(-EHOSTDOWN, STOPPING)
+                       : upstream_waiters_add(&u->waiters, w, payer, ret_displaced);
+}
+
+static void end_wait(struct upstream_waiter *w, int err)
+{
+    w->fn(w->user, err);
+    free(w);
 }
 
 int upstream_wait(struct upstream *u, const char *model, const char *payer, int64_t timeout_us,
-                  void (*fn)(void *user), void *user)
+                  void (*fn)(void *user, int err), void *user)
 {
-    struct waiter *w = calloc(1, sizeof(*w));
+    struct upstream_waiter *displaced, *w = calloc(1, sizeof(*w));
     if (!w)
         return fail(-ENOMEM, "no memory");
-    *w = (struct waiter){.until_us = clock_us() + timeout_us,
-                         .model = model,
-                         .payer = payer,
-                         .fn = fn,
-                         .user = user};
+    w->until_us = clock_us() + timeout_us;
+    w->model = model;
+    w->fn = fn;
+    w->user = user;
     pthread_mutex_lock(&u->mu);
-    int err = check_waiters(u, payer);
-    if (!err) {
-        w->next = u->waiters;
-        u->waiters = w;
-        u->n_waiters++;
+    int err = add_waiter(u, w, payer, &displaced);
+    if (!err)
         pthread_cond_signal(&u->changed);
-    }
     pthread_mutex_unlock(&u->mu);
     if (err)
         free(w);
+    if (displaced)
+        end_wait(displaced, upstream_waiters_full());
     return err;
 }
 
 void upstream_wait_end(struct upstream *u, const void *user)
 {
     pthread_mutex_lock(&u->mu);
-    struct waiter **at = &u->waiters;
+    struct upstream_waiter **at = &u->waiters.first;
     while (*at && (*at)->user != user)
         at = &(*at)->next;
-    struct waiter *w = *at;
-    if (w) {
-        *at = w->next;
-        u->n_waiters--;
-    }
+    struct upstream_waiter *w = *at ? upstream_waiters_remove(&u->waiters, at) : NULL;
     pthread_mutex_unlock(&u->mu);
     if (w)
-        w->fn(w->user);
-    free(w);
+        end_wait(w, 0);
 }
 
 /* With the lock. Removes and returns the waiters that no longer need to wait. */
-static struct waiter *due_waiters(struct upstream *u, int64_t now_us)
+static struct upstream_waiter *due_waiters(struct upstream *u, int64_t now_us)
 {
-    struct waiter *due = NULL;
-    for (struct waiter **p = &u->waiters; *p;) {
-        struct waiter *w = *p;
+    struct upstream_waiter *due = NULL;
+    for (struct upstream_waiter **at = &u->waiters.first; *at;) {
+        struct upstream_waiter *w = *at;
         if (!u->stopping && w->until_us > now_us && upstream_choose_waits(u, w->model)) {
-            p = &w->next;
+            at = &w->next;
             continue;
         }
-        *p = w->next;
-        u->n_waiters--;
+        upstream_waiters_remove(&u->waiters, at);
         w->next = due;
         due = w;
     }
     return due;
 }
 
-static void run_waiters(struct waiter *due)
+static void run_waiters(struct upstream_waiter *due)
 {
     while (due) {
-        struct waiter *w = due;
+        struct upstream_waiter *w = due;
         due = w->next;
-        w->fn(w->user);
-        free(w);
+        end_wait(w, 0);
     }
 }
 
@@ -401,7 +390,7 @@ static struct verifier *due_verifier(struct upstream *u, int64_t now_us, int64_t
 /* With the lock. Sleeps until something changes, until at_us or until a waiter's deadline. */
 static void sleep_until(struct upstream *u, int64_t at_us)
 {
-    for (struct waiter *w = u->waiters; w; w = w->next)
+    for (struct upstream_waiter *w = u->waiters.first; w; w = w->next)
         at_us = w->until_us < at_us ? w->until_us : at_us;
     struct timespec at = clock_at(at_us);
     pthread_cond_timedwait(&u->changed, &u->mu, &at);
@@ -414,7 +403,7 @@ static void *watcher_main(void *arg)
     while (!u->stopping) {
         svc_awake();
         int64_t now_us = clock_us(), next_us = now_us + QUERY_US;
-        struct waiter *due = due_waiters(u, now_us);
+        struct upstream_waiter *due = due_waiters(u, now_us);
         struct verifier *v = due ? NULL : due_verifier(u, now_us, &next_us);
         if (!due && !v) {
             sleep_until(u, next_us);
@@ -428,7 +417,7 @@ static void *watcher_main(void *arg)
             query_model(v);
         pthread_mutex_lock(&u->mu);
     }
-    struct waiter *rest = due_waiters(u, 0);
+    struct upstream_waiter *rest = due_waiters(u, 0);
     pthread_mutex_unlock(&u->mu);
     run_waiters(rest);
     svc_asleep();

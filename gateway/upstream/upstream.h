@@ -108,13 +108,13 @@ void upstream_release(struct verifier *v);
 
 #define UPSTREAM_WAITING_MAX 1024
 
-/* fn(user) is called once: when upstream_take() would no longer return -EAGAIN, or after
- * timeout_us. `model` and `payer` must stay valid until then. A payer may have as many waits as it
- * leaves free for others, of UPSTREAM_WAITING_MAX. -ENOMEM; -EDQUOT: too many of this payer wait;
- * -EHOSTDOWN: too many of all, or upstream_stop(). */
+/* fn(user, err) is called once. err 0: upstream_take() would no longer return -EAGAIN, or
+ * timeout_us is over. -EHOSTDOWN, with a sentence: another request has taken its place, see
+ * upstream_waiters.h. `model` must stay valid until then. fn may run on the thread of another
+ * upstream_wait(). -ENOMEM; -EHOSTDOWN: too many requests wait, or upstream_stop(). */
 int upstream_wait(struct upstream *u, const char *model, const char *payer, int64_t timeout_us,
-                  void (*fn)(void *user), void *user);
-/* Calls fn(user) now if it still waits. */
+                  void (*fn)(void *user, int err), void *user);
+/* Calls fn(user, 0) now if it still waits. */
 void upstream_wait_end(struct upstream *u, const void *user);
 
 /* Runs the callbacks of all waiters soon and cancels unary calls. The owners of streaming calls

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include "gateway/upstream/upstream.h"
+#include "gateway/upstream/upstream_waiters.h"
 
 struct verifier {
     struct upstream *u;
@@ -22,14 +23,6 @@ struct verifier {
     bool hangs;          // as it said then: a turn of its engine takes longer than turn_us
 };
 
-struct waiter {
-    struct waiter *next;
-    int64_t until_us;
-    const char *model, *payer; // owned by the caller
-    void (*fn)(void *user);
-    void *user;
-};
-
 struct upstream {
     unsigned n;
     struct verifier verifiers[UPSTREAM_MAX];
@@ -43,8 +36,7 @@ struct upstream {
     pthread_cond_t query_ended; // for upstream_meet()
     bool stopping;
     struct affinity *affinity;
-    struct waiter *waiters;
-    unsigned n_waiters;
+    struct upstream_waiters waiters;
 };
 
 static inline unsigned verifier_index(const struct verifier *v)

@@ -276,12 +276,24 @@ static void a_request_whose_client_hangs_up_waits_for_no_model(void **state)
     g->load_wait_us = 600000000;
     u.verifiers[0].state = UPSTREAM_LOADING;
     begin(OPENAI_COMPLETION, "{\"prompt\":\"x\"}");
-    assert_int_equal(u.n_waiters, 1);
+    assert_int_equal(u.waiters.n, 1);
     logged_begin();
     http_notify_close(r);
     assert_int_equal(logged_count(logged_end(), "status=499"), 1);
-    assert_int_equal(u.n_waiters, 0);
+    assert_int_equal(u.waiters.n, 0);
     assert_int_equal(r->answer, NONE);
+}
+
+static void a_request_that_loses_its_place_gets_503(void **state)
+{
+    (void)state;
+    g->load_wait_us = 600000000;
+    u.verifiers[0].state = UPSTREAM_LOADING;
+    begin(OPENAI_COMPLETION, "{\"prompt\":\"x\"}");
+    struct upstream_waiter *w = upstream_waiters_remove(&u.waiters, &u.waiters.first);
+    w->fn(w->user, upstream_waiters_full());
+    free(w);
+    refused(503, "1024 requests already wait for the model to load; try again");
 }
 
 static void a_request_larger_than_its_body_is_charged(void **state)
@@ -478,6 +490,7 @@ int main(void)
         CASE(a_chat_whose_client_hangs_up_is_cancelled),
         CASE(a_chat_that_does_not_wait_for_its_template_is_not_cancelled),
         CASE(a_request_whose_client_hangs_up_waits_for_no_model),
+        CASE(a_request_that_loses_its_place_gets_503),
         CASE(a_request_larger_than_its_body_is_charged),
         CASE(a_template_is_charged),
         CASE(a_rendering_is_charged),

@@ -185,12 +185,22 @@ static void requests_are_counted(void **state)
 
 /* ---- waiting ---- */
 
-static atomic_uint n_called;
+static atomic_uint n_called, n_displaced;
 
-static void called(void *user)
+static void count_call(void)
+{
+    atomic_fetch_add(&n_called, 1);
+}
+
+static void called(void *user, int err)
 {
     (void)user;
-    atomic_fetch_add(&n_called, 1);
+    count_call();
+    if (!err)
+        return;
+    assert_int_equal(err, -EHOSTDOWN);
+    assert_string_equal(fail_text(), "1024 requests already wait for the model to load; try again");
+    atomic_fetch_add(&n_displaced, 1);
 }
 
 static bool until_called(unsigned n)
@@ -221,40 +231,42 @@ static void a_waiter_is_called_when_the_model_is_loaded(void **state)
     upstream_wait_end(u, &n_called);
     fake_verifier_state(f, TANDEM__V1__MODEL_INFO__STATE__READY, 1);
     assert_true(until_called(5));
-    assert_int_equal(u->n_waiters, 0);
+    assert_int_equal(u->waiters.n, 0);
     fake_verifier_stop(f);
 }
 
-static void the_number_of_waiters_is_limited(void **state)
+static int wait_as(struct upstream *u, const char *payer)
+{
+    return upstream_wait(u, NULL, payer, 600000000, called, NULL);
+}
+
+/* Fresh payers come one after the other, until none has more than one request more than another. */
+static void who_waits_most_gives_way_when_all_places_are_taken(void **state)
 {
     (void)state;
-    n_called = 0;
+    n_called = n_displaced = 0;
     struct fake_verifier *f = fake_verifier_start(address);
     fake_verifier_state(f, TANDEM__V1__MODEL_INFO__STATE__LOADING, 0.5f);
     AUTO(upstream_free) struct upstream *u = upstream_of(address);
     until(u, UPSTREAM_LOADING);
-    static const unsigned most[] = {512, 256, 128, 64};
-    unsigned n = 0;
-    char payers[UPSTREAM_WAITING_MAX][8];
-    for (unsigned i = 0; i < ARRAY_LEN(most); i++) {
-        snprintf(payers[i], sizeof(payers[i]), "%u", i);
-        for (unsigned k = 0; k < most[i]; k++, n++)
-            assert_int_equal(upstream_wait(u, NULL, payers[i], 600000000, called, NULL), 0);
-        assert_int_equal(upstream_wait(u, NULL, payers[i], 600000000, called, NULL), -EDQUOT);
-    }
-    assert_string_equal(fail_text(),
-                        "64 of your requests already wait for models to load; try again");
-    for (; n < UPSTREAM_WAITING_MAX; n++) {
-        snprintf(payers[n], sizeof(payers[n]), "%u", n);
-        assert_int_equal(upstream_wait(u, NULL, payers[n], 600000000, called, NULL), 0);
-    }
-    assert_int_equal(upstream_wait(u, NULL, "x", 600000000, called, NULL), -EHOSTDOWN);
+    for (unsigned i = 0; i < UPSTREAM_WAITING_MAX; i++)
+        assert_int_equal(wait_as(u, i % 4 ? "a" : "b"), 0);
+    assert_int_equal(wait_as(u, "a"), -EHOSTDOWN);
     assert_string_equal(fail_text(), "1024 requests already wait for the model to load; try again");
+    assert_int_equal(n_displaced, 0);
+    for (unsigned i = 0; i < 340; i++)
+        assert_int_equal(wait_as(u, "c"), 0); // 768 and 256 before; 428 and 340 now
+    for (unsigned i = 0; i < 85; i++)
+        assert_int_equal(wait_as(u, "b"), 0); // 343 and 341
+    assert_int_equal(wait_as(u, "b"), 0);     // 342 and 342
+    assert_int_equal(wait_as(u, "b"), -EHOSTDOWN);
+    assert_int_equal(n_displaced, 340 + 86);
+    assert_int_equal(u->waiters.n, UPSTREAM_WAITING_MAX);
     upstream_stop(u);
-    assert_true(until_called(UPSTREAM_WAITING_MAX));
-    assert_int_equal(upstream_wait(u, NULL, "x", 600000000, called, NULL), -EHOSTDOWN);
+    assert_true(until_called(UPSTREAM_WAITING_MAX + n_displaced));
+    assert_int_equal(n_displaced, 340 + 86);
+    assert_int_equal(wait_as(u, "x"), -EHOSTDOWN);
     assert_string_equal(fail_text(), "the server is shutting down");
-    assert_int_equal(atomic_load(&n_called), UPSTREAM_WAITING_MAX);
     fake_verifier_stop(f);
 }
 
@@ -264,7 +276,7 @@ static void on_encoded(void *user, const struct rpc_status *status, ProtobufCMes
     *to = *status;
     if (reply)
         protobuf_c_message_free_unpacked(reply, NULL);
-    called(NULL);
+    count_call();
 }
 
 static void a_stop_ends_calls(void **state)
@@ -342,9 +354,11 @@ static void failed_allocations_are_errors(void **state)
         assert_true(failing_has_failed());
     }
     struct upstream still = {.n = 0};
-    failing_at(1);
-    assert_int_equal(upstream_wait(&still, NULL, "p", 1, called, NULL), -ENOMEM);
-    assert_true(failing_has_failed());
+    for (unsigned n = 1; n <= 2; n++) { // the waiter, its payer
+        failing_at(n);
+        assert_int_equal(upstream_wait(&still, NULL, "p", 1, called, NULL), -ENOMEM);
+        assert_true(failing_has_failed());
+    }
 }
 
 static void an_address_that_cannot_be_used_is_an_error(void **state)
@@ -483,7 +497,7 @@ int main(void)
         CASE(verifiers_are_met_until_a_deadline),
         CASE(requests_are_counted),
         CASE(a_waiter_is_called_when_the_model_is_loaded),
-        CASE(the_number_of_waiters_is_limited),
+        CASE(who_waits_most_gives_way_when_all_places_are_taken),
         CASE(a_stop_ends_calls),
         CASE(a_call_leaves_a_verifier_that_drains_or_is_silent),
         CASE(from_1_to_32_verifiers_are_accepted),
