@@ -34,6 +34,9 @@
 #define OTHER_FDS 64       // descriptors for all but connections
 #define END_AGAIN_US 10000 // shut down again: an accepted connection may be added late
 #define TAKE_MAX 64        // connections accepted before other events are handled
+/* After this time without work on its answer, a request may lose its place to an address with fewer
+ * connections. A verifier that hangs would otherwise hold the places of all who ask it. */
+#define UNBEGUN_US 2000000
 
 struct connection {
     int fd;
@@ -302,29 +305,36 @@ static int rank(const struct connection *k)
     return k->phase == CONNECTION_IDLE && k->used ? 4 : !k->r ? 3 : 2; // a body is on its way
 }
 
+/* The connections of its address. */
+static unsigned n_of(const struct connection *k)
+{
+    return k->count ? k->count->n : 1;
+}
+
 static bool is_better_victim(const struct connection *a, const struct connection *b)
 {
-    unsigned n_a = a->count ? a->count->n : 1, n_b = b && b->count ? b->count->n : 1;
+    unsigned n_a = n_of(a), n_b = b ? n_of(b) : 1;
     if (!b || n_a != n_b)
         return !b || n_a > n_b;
     return rank(a) != rank(b) ? rank(a) > rank(b) : rank(a) > 1 && a->since_us < b->since_us;
 }
 
-static bool gives_way(const struct connection *k, int64_t now_us)
+static bool gives_way(const struct connection *k, const struct connection *to, int64_t now_us)
 {
-    return k->phase != CONNECTION_ANSWERING || http_watch_gives_way(k->r, now_us);
+    bool unbegun = now_us - k->since_us > UNBEGUN_US && n_of(k) > n_of(to);
+    return k->phase != CONNECTION_ANSWERING || http_watch_gives_way(k->r, now_us, unbegun);
 }
 
-/* With the lock. Ends a connection whose request is not being worked on: of this address, or (NULL)
- * of the address that holds most. The longest in its phase goes first; of those with a complete
+/* With the lock. Ends a connection for `to` whose request is not being worked on: of its address,
+ * or of the address that holds most. The longest in its phase goes first; of those with a complete
  * request any, since each takes a lock to ask. false: there is none. */
-static bool free_place(struct connections *s, const struct address_count *of)
+static bool free_place(struct connections *s, const struct connection *to, bool of_address)
 {
     struct connection *found = NULL;
     int64_t now_us = clock_us();
     for (struct connection *k = s->all; k; k = k->next)
-        if ((!of || k->count == of) && rank(k) && is_better_victim(k, found) &&
-            gives_way(k, now_us))
+        if ((!of_address || k->count == to->count) && rank(k) && is_better_victim(k, found) &&
+            gives_way(k, to, now_us))
             found = k;
     if (!found)
         return false;
@@ -350,7 +360,7 @@ static bool admit_connection(struct connections *s, struct connection *k)
     }
     bool over_address = k->count && k->count->n > s->o.max_per_ip;
     bool over_all = s->n_open - s->n_ending - s->n_reserved > s->o.max_connections;
-    if ((!over_address && !over_all) || free_place(s, over_address ? k->count : NULL))
+    if ((!over_address && !over_all) || free_place(s, k, over_address))
         return true;
     if (s->n_reserved == RESERVE || (k->count && k->count->n_reserved == RESERVE_OF_ADDRESS))
         return false;

@@ -2,7 +2,8 @@
  *
  * At most max_connections are open. When there are more, the address that holds most loses one
  * whose request nobody works on. Such a request is incomplete, it waits for its turn, or its answer
- * waits for the reader. When there is none, new connections come from a reserve. These get health
+ * waits for the reader. Or no work on its answer has begun for 2 s; it gives way only to an address
+ * with fewer connections. When there is none, new connections come from a reserve. These get health
  * and errors only, one request each, within seconds. An address above max_per_ip is treated in the
  * same way, among its own connections. Connections of trusted proxies count for the client that the
  * request names, while it is answered.

@@ -114,6 +114,10 @@ void http_on_drain(struct http_request *r, void (*fn)(void *user));
 void http_attach(struct http_request *r, void *it, void (*release)(void *it));
 void *http_attached(const struct http_request *r); // NULL: none
 
+/* Work on the answer has begun. Before that, the connection may be closed when all places are taken
+ * (connections.h). The begin of an answer has the same effect. */
+void http_keep_place(struct http_request *r);
+
 /* Adds a header field to the answer, before the answer; at most 16. name must be static. */
 void http_header(struct http_request *r, const char *name, const char *value);
 /* Sends the whole answer; takes the bytes. No effect when the client has disconnected. */

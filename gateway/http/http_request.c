@@ -227,6 +227,13 @@ void http_reply(struct http_request *r, int status, const char *type, struct buf
     buf_done(body);
 }
 
+void http_keep_place(struct http_request *r)
+{
+    pthread_mutex_lock(&r->mu);
+    r->keeps_place = true;
+    pthread_mutex_unlock(&r->mu);
+}
+
 void http_stream(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);
@@ -347,10 +354,10 @@ bool http_watch_tick(struct http_request *r, int64_t now_us)
     return drop;
 }
 
-bool http_watch_gives_way(struct http_request *r, int64_t now_us)
+bool http_watch_gives_way(struct http_request *r, int64_t now_us, bool unbegun)
 {
     pthread_mutex_lock(&r->mu);
-    bool waits = r->asked && !r->has_turn;
+    bool waits = (r->asked && !r->has_turn) || (unbegun && r->answer == NONE && !r->keeps_place);
     bool gives_way = waits || unread_us(r, now_us) > UNREAD_US;
     pthread_mutex_unlock(&r->mu);
     return gives_way;

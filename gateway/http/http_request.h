@@ -52,6 +52,7 @@ struct http_request {
     bool asked;       // for its turn
     bool has_turn;    // it may be handled
     bool dispatched;  // the handler was called
+    bool keeps_place; // work on its answer has begun
     bool suspended;   // its connection is suspended
     bool hung_up;     // the client has closed at least its sending side
     bool unreachable; // no answer can reach the client

@@ -16,8 +16,9 @@ void http_watch_hung_up(struct http_request *r);
  * true: the reader is too slow, drop the connection. */
 bool http_watch_tick(struct http_request *r, int64_t now_us);
 /* Whether the connection may be closed for its place. It may while its request waits for its turn,
- * and when its complete answer waits for the reader. */
-bool http_watch_gives_way(struct http_request *r, int64_t now_us);
+ * and when its complete answer waits for the reader. unbegun: also while no work on the answer has
+ * begun, see http_keep_place(). */
+bool http_watch_gives_way(struct http_request *r, int64_t now_us, bool unbegun);
 /* The server stops: nobody will answer this request. */
 void http_watch_abandon(struct http_request *r);
 /* Wakes the thread of a connection whose socket is shut down. libmicrohttpd 0.9.75 sometimes

@@ -188,6 +188,7 @@ static void flush_events(struct completion *x, struct buf *to)
 static void on_started(struct completion *x, unsigned choice, const Tandem__V1__Started *s,
                        struct buf *to)
 {
+    http_keep_place(x->http);
     if (x->reply.stream && !x->streaming) {
         x->streaming = true;
         http_stream(x->http);

@@ -35,7 +35,7 @@ int64_t __real_clock_us(void);
 int64_t __wrap_clock_us(void);
 void __wrap_http_watch_hung_up(struct http_request *r);
 bool __wrap_http_watch_tick(struct http_request *r, int64_t now_us);
-bool __wrap_http_watch_gives_way(struct http_request *r, int64_t now_us);
+bool __wrap_http_watch_gives_way(struct http_request *r, int64_t now_us, bool unbegun);
 void __wrap_http_watch_abandon(struct http_request *r);
 void __wrap_http_watch_wake(struct MHD_Connection *c);
 struct http_request *__wrap_http_ref(struct http_request *r);
@@ -85,11 +85,13 @@ void __wrap_http_unref(struct http_request *r)
 static struct http_request *const request = (struct http_request *)&n_ticks; // never looked into
 static struct http_request *const unread = (struct http_request *)&drops;    // it gives way
 
-bool __wrap_http_watch_gives_way(struct http_request *r, int64_t now_us)
+static struct http_request *const not_begun = (struct http_request *)&n_woken; // no work has begun
+
+bool __wrap_http_watch_gives_way(struct http_request *r, int64_t now_us, bool unbegun)
 {
     (void)now_us;
     assert_non_null(r);
-    return r == unread;
+    return r == unread || (r == not_begun && unbegun);
 }
 
 /* ---- connections that are accepted and not opened ---- */
@@ -669,6 +671,38 @@ static void an_address_with_unread_answers_loses_one(void **state)
     finish();
 }
 
+/* Its requests wait for 2 s, and the newcomer's address has fewer connections. */
+static void an_address_whose_requests_wait_loses_one(void **state)
+{
+    (void)state;
+    struct both b[PLACES], more;
+    static const unsigned hosts[PLACES] = {1, 2, 2, 3};
+    static const struct {
+        unsigned host;
+        int64_t after_us;
+        bool ends;
+    } v[] = {{4, 2 * S, false}, {1, 2 * S + 1, false}, {4, 2 * S + 1, true}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        serve(&usual);
+        atomic_store(&still_us, clock_us());
+        for (unsigned k = 0; k < PLACES; k++) {
+            b[k] = open_from(hosts[k]);
+            set_phase(&b[k], CONNECTION_ANSWERING, not_begun);
+        }
+        atomic_fetch_add(&still_us, v[i].after_us);
+        more = open_from(v[i].host);
+        assert_int_equal(connections_reserve(more.k), v[i].ends ? HTTP_REGULAR : HTTP_ALL_FULL);
+        assert_int_equal(is_ended(&b[1], false) + is_ended(&b[2], false), v[i].ends);
+        assert_false(is_ended(&b[0], false) || is_ended(&b[3], false));
+        for (unsigned k = 0; k < PLACES; k++) {
+            set_phase(&b[k], CONNECTION_IDLE, NULL);
+            close_both(&b[k]);
+        }
+        close_both(&more);
+        finish();
+    }
+}
+
 /* The number that the metric shows. */
 static unsigned n_refused(void)
 {
@@ -1069,6 +1103,7 @@ int main(void)
         cmocka_unit_test(a_connection_that_is_not_known_is_ignored),
         cmocka_unit_test(the_address_with_most_connections_loses_one),
         cmocka_unit_test(an_address_with_unread_answers_loses_one),
+        cmocka_unit_test(an_address_whose_requests_wait_loses_one),
         cmocka_unit_test(the_reserve_is_shared),
         cmocka_unit_test(a_connection_without_memory_is_refused),
         cmocka_unit_test(connections_of_a_proxy_count_for_its_clients),

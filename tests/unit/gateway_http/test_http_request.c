@@ -271,15 +271,32 @@ static void an_unread_answer_gives_way(void **state)
 {
     (void)state;
     char got[4];
-    assert_false(http_watch_gives_way(r, now_us + 100001)); // somebody works on it
+    assert_false(http_watch_gives_way(r, now_us + 100001, false)); // somebody works on it
     reply(200, "0123456789");
     assert_int_equal(http_answer_or_sleep(r), MHD_YES);
-    assert_false(http_watch_gives_way(r, now_us + 100000));
-    assert_true(http_watch_gives_way(r, now_us + 100001));
+    assert_false(http_watch_gives_way(r, now_us + 100000, false));
+    assert_true(http_watch_gives_way(r, now_us + 100001, false));
     now_us += 100001;
     mhd.read(mhd.cls, 0, got, 4); // it reads on
-    assert_false(http_watch_gives_way(r, now_us + 100000));
-    assert_true(http_watch_gives_way(r, now_us + 100001));
+    assert_false(http_watch_gives_way(r, now_us + 100000, false));
+    assert_true(http_watch_gives_way(r, now_us + 100001, false));
+}
+
+static void a_request_gives_way_until_work_on_it_begins(void **state)
+{
+    for (unsigned how = 0; how < 3; how++) {
+        assert_true(http_watch_gives_way(r, now_us, true));
+        assert_false(http_watch_gives_way(r, now_us, false));
+        if (how == 0)
+            http_keep_place(r);
+        else if (how == 1)
+            http_stream(r);
+        else
+            reply(200, "0123456789");
+        assert_false(http_watch_gives_way(r, now_us, true));
+        end(state);
+        start(state);
+    }
 }
 
 static void refusals_for_load_say_when_to_try_again(void **state)
@@ -432,10 +449,10 @@ static void a_request_sleeps_until_its_turn(void **state)
     (void)state;
     assert_int_equal(ask(false), HTTP_TURN_LATER);
     assert_true(mhd.suspended);
-    assert_true(http_watch_gives_way(r, now_us));
+    assert_true(http_watch_gives_way(r, now_us, false));
     http_on_turn(&r->turn);
     assert_false(mhd.suspended);
-    assert_false(http_watch_gives_way(r, now_us));
+    assert_false(http_watch_gives_way(r, now_us, false));
     assert_int_equal(http_take_turn(r), HTTP_TURN_NOW);
     assert_int_equal(n_asked, 1);
 }
@@ -601,16 +618,16 @@ static void an_unread_end_of_a_stream_gives_way(void **state)
     char got[2];
     begin_stream();
     assert_int_equal(http_write(r, "abc", 3), 0);
-    assert_false(http_watch_gives_way(r, now_us + 100001)); // it is not complete
+    assert_false(http_watch_gives_way(r, now_us + 100001, false)); // it is not complete
     assert_false(http_watch_tick(r, now_us + 60000001));
     now_us += 7;
     http_end(r);
-    assert_false(http_watch_gives_way(r, now_us + 100000));
-    assert_true(http_watch_gives_way(r, now_us + 100001));
+    assert_false(http_watch_gives_way(r, now_us + 100000, false));
+    assert_true(http_watch_gives_way(r, now_us + 100001, false));
     now_us += 100001;
     assert_int_equal(reads(got, 2), 2);
-    assert_false(http_watch_gives_way(r, now_us + 100000));
-    assert_true(http_watch_gives_way(r, now_us + 100001));
+    assert_false(http_watch_gives_way(r, now_us + 100000, false));
+    assert_true(http_watch_gives_way(r, now_us + 100001, false));
     assert_false(http_watch_tick(r, now_us + 60000000));
     assert_true(http_watch_tick(r, now_us + 60000001));
 }
@@ -819,6 +836,7 @@ int main(void)
         CASE(a_reply_is_sent_whole),
         CASE(a_reader_that_stalls_is_dropped),
         CASE(an_unread_answer_gives_way),
+        CASE(a_request_gives_way_until_work_on_it_begins),
         CASE(refusals_for_load_say_when_to_try_again),
         CASE(an_answer_may_close_its_connection),
         CASE(sixteen_fields_may_be_added),

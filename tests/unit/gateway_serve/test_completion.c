@@ -468,7 +468,9 @@ static struct completion *streaming(struct completions *g, struct http_server *s
     Tandem__V1__Started started = TANDEM__V1__STARTED__INIT;
     e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_STARTED;
     e.started = &started;
+    assert_false(http->keeps_place);
     x->calls[0].events->on_event(&x->calls[0], &e);
+    assert_true(http->keeps_place);
     return x;
 }
 
