@@ -356,6 +356,14 @@ static void end_overdue(struct completion *x, const struct upstream_call *a)
     fail_call(x, a, 429, why);
 }
 
+static void end_refused(struct completion *x, const struct upstream_call *a)
+{
+    if (!a->begun)
+        full_queues_note(&x->g->full, http_payer(x->http), x->model->info->name, a->status.text,
+                         clock_us());
+    fail_call(x, a, 429, a->status.text);
+}
+
 /* a: the first call that failed; NULL: calls were not made because the request was ended. */
 static void end_failed(struct completion *x, const struct upstream_call *a)
 {
@@ -378,6 +386,8 @@ static void end_failed(struct completion *x, const struct upstream_call *a)
         fail_call(x, a, 502, "the verifier ended the answer too early");
     else if (a->status.code == RPC_UNAVAILABLE)
         end_unavailable(x, a);
+    else if (a->status.code == RPC_RESOURCE_EXHAUSTED)
+        end_refused(x, a);
     else
         fail_call(x, a, answer_status_of(a->status.code), a->status.text);
 }

@@ -13,6 +13,7 @@
 #include "gateway/serve/completions.h"
 #include "gateway/openai/openai_reply.h"
 #include "gateway/serve/access_log.h"
+#include "gateway/serve/full_queues.h"
 #include "gateway/serve/prompt_places.h"
 #include "gateway/serve/reader.h"
 
@@ -27,6 +28,7 @@ struct completions {
     atomic_bool draining;
     struct reader *reader; // of large bodies
     struct prompt_places places;
+    struct full_queues full;
 
     pthread_mutex_t mu; // guards the fields below
     bool stopping;      // no step may begin

@@ -192,10 +192,10 @@ static void set_loads(struct completion *x, bool loads)
     pthread_mutex_unlock(&x->mu);
 }
 
-/* There is no verifier. fail_text() says why. */
-static void fail_choice(struct completion *x, int err)
+/* There is no verifier, or its queue is full. fail_text() says why. */
+static void fail_choice(struct completion *x, int err, int status)
 {
-    completion_fail(x, err == -ENOENT ? 404 : 503, fail_text(), err == -ENOENT ? "model" : "");
+    completion_fail(x, status, fail_text(), err == -ENOENT ? "model" : "");
     completion_unref(x);
 }
 
@@ -207,7 +207,7 @@ static void on_loaded(void *user, int err)
     if (!completion_is_live(x))
         completion_unref(x);
     else if (err < 0)
-        fail_choice(x, err);
+        fail_choice(x, err, 503);
     else
         choose_verifier(x);
 }
@@ -238,7 +238,10 @@ static void choose_verifier(struct completion *x)
             return;
     }
     if (rc < 0) {
-        fail_choice(x, rc);
+        fail_choice(x, rc, rc == -ENOENT ? 404 : 503);
+    } else if (full_queues_check(&x->g->full, http_payer(x->http), x->model->info->name,
+                                 clock_us()) < 0) {
+        fail_choice(x, -EAGAIN, 429);
     } else if (x->q.template_vars) {
         render_chat(x);
     } else {
@@ -377,6 +380,7 @@ int completions_new(struct upstream *u, struct template *t, struct reader *reade
         return fail(-ENOMEM, "completions: no memory");
     pthread_mutex_init(&g->mu, NULL);
     pthread_mutex_init(&g->places.mu, NULL);
+    full_queues_init(&g->full);
     g->upstream = u;
     g->template = t;
     g->reader = reader;
@@ -464,6 +468,7 @@ void completions_free(struct completions *g)
 {
     if (!g)
         return;
+    full_queues_done(&g->full);
     pthread_mutex_destroy(&g->places.mu);
     pthread_mutex_destroy(&g->mu);
     free(g);

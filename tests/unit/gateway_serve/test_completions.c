@@ -174,15 +174,21 @@ static void refused(int status, const char *part)
     assert_int_equal(played.n_calls, 0);
 }
 
-static void end_calls(void)
+static void end_calls_with(enum rpc_code code, const char *text)
 {
     unsigned n = played.n_calls;
     played.n_calls = 0;
     for (unsigned i = 0; i < n; i++) {
         struct upstream_call *a = played.calls[i];
-        a->status = (struct rpc_status){.code = RPC_INTERNAL, .text = "no memory at the verifier"};
+        a->status.code = code;
+        snprintf(a->status.text, sizeof(a->status.text), "%s", text);
         a->events->on_done(a);
     }
+}
+
+static void end_calls(void)
+{
+    end_calls_with(RPC_INTERNAL, "no memory at the verifier");
 }
 
 static void next_request(void)
@@ -294,6 +300,20 @@ static void a_request_that_loses_its_place_gets_503(void **state)
     w->fn(w->user, upstream_waiters_full());
     free(w);
     refused(503, "1024 requests already wait for the model to load; try again");
+}
+
+/* Some calls are refused first. Few of the tries are enough, unless the machine is very slow. */
+static void a_full_queue_is_not_asked_again_and_again(void **state)
+{
+    (void)state;
+    unsigned n = 0;
+    for (; n < 1000 && (begin(OPENAI_COMPLETION, "{\"prompt\":\"x\"}"), played.n_calls); n++) {
+        end_calls_with(RPC_RESOURCE_EXHAUSTED, "the queue is full: 7 wait");
+        refused(429, "the queue is full: 7 wait");
+        next_request();
+    }
+    assert_in_range(n, FULL_QUEUES_MAX, 999);
+    refused(429, "the queue is full: 7 wait");
 }
 
 static void a_request_larger_than_its_body_is_charged(void **state)
@@ -491,6 +511,7 @@ int main(void)
         CASE(a_chat_that_does_not_wait_for_its_template_is_not_cancelled),
         CASE(a_request_whose_client_hangs_up_waits_for_no_model),
         CASE(a_request_that_loses_its_place_gets_503),
+        CASE(a_full_queue_is_not_asked_again_and_again),
         CASE(a_request_larger_than_its_body_is_charged),
         CASE(a_template_is_charged),
         CASE(a_rendering_is_charged),

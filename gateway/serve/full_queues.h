@@ -1,0 +1,38 @@
+/* full_queues.h - clients whose requests the full queues of the verifiers refuse.
+ *
+ * A refused call costs the verifier and the gateway time of the passes that run. So after
+ * FULL_QUEUES_MAX refusals of a payer's requests for a model, further ones get the same error
+ * without a call. This ends FULL_QUEUES_US after the first refusal.
+ *
+ * The table of payers has a fixed size. Of two that meet in one entry, the last refused one stays.
+ *
+ * Threads: any. */
+#pragma once
+#include <pthread.h>
+#include <stdint.h>
+#include "base/err.h"
+#include "tandem/v1/verifier.pb-c.h"
+
+#define FULL_QUEUES_MAX 8
+#define FULL_QUEUES_US 100000
+#define FULL_QUEUES_ENTRIES 256
+
+struct full_queues {
+    pthread_mutex_t mu; // guards the entries
+    uint64_t secret;    // clients must not choose addresses that meet
+    struct full_queues_entry {
+        uint64_t key; // of payer and model
+        int64_t since_us;
+        unsigned n; // refusals
+        char text[FAIL_TEXT_MAX];
+    } entries[FULL_QUEUES_ENTRIES];
+};
+
+void full_queues_init(struct full_queues *f);
+void full_queues_done(struct full_queues *f);
+/* Verifiers have refused a call for this model, with this text. */
+void full_queues_note(struct full_queues *f, const char *payer, ProtobufCBinaryData model,
+                      const char *text, int64_t now_us);
+/* -EAGAIN: a call would be refused; the sentence is that of the last refusal. */
+int full_queues_check(struct full_queues *f, const char *payer, ProtobufCBinaryData model,
+                      int64_t now_us);
