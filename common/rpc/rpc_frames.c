@@ -107,7 +107,7 @@ static void begin_frame(struct rpc_frames *f, int64_t now_us)
 static void take_byte(struct rpc_frames *f, uint8_t byte, int64_t now_us)
 {
     if (f->state == RPC_FRAMES_START)
-        f->state = byte == *preface ? RPC_FRAMES_PREFACE : RPC_FRAMES_HEAD;
+        f->state = byte == (uint8_t)*preface ? RPC_FRAMES_PREFACE : RPC_FRAMES_HEAD;
     if (f->state == RPC_FRAMES_HEAD) {
         f->head[f->n++] = byte;
         if (f->n == sizeof(f->head))

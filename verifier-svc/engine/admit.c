@@ -227,7 +227,7 @@ static struct seq *largest_dormant(const struct engine *e, uint32_t *ret_n)
             if (!is_dormant(s))
                 continue;
             uint32_t n = n_of_flow(e, s->req->place.flow, true);
-            if (n > *ret_n || (n == *ret_n && s->order > newest->order))
+            if (!newest || n > *ret_n || (n == *ret_n && s->order > newest->order))
                 newest = s;
             *ret_n = max_u32(n, *ret_n);
         }
