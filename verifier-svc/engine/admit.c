@@ -105,7 +105,7 @@ static bool may_join(const struct engine *e, struct seq *s, const struct capacit
            (s->started || (has_place(e, s->req) && (s->tokens || seq_open(s) == 0)));
 }
 
-/* The first choice runs: choices without rows wait for its prompt, as many as there are seats for.
+/* The first choice runs the prompt: choices without rows wait for it, as many as there are seats for.
  * Of the others, those that have started wait in the queue. */
 static void join_branches(struct engine *e, const struct request *r, int64_t now_us)
 {
@@ -181,7 +181,7 @@ static void admit_seq(struct engine *e, struct seq *s, int64_t now_us)
         s->state = SEQ_RUNNING;
         seq_list_add(&e->running, s);
     }
-    if (s->choice == 0)
+    if (s->choice == 0 && s->n == s->n_prompt)
         join_branches(e, r, now_us);
     if (is_new)
         queue_next_choice(e, r);
@@ -200,23 +200,29 @@ static bool preempt_dormant(struct engine *e)
     return false;
 }
 
-static uint32_t n_started_of(const struct seq_list *l, uint32_t flow, bool dormant)
+/* It has started, and no row of it runs: it waits for a seat or for its client. */
+static bool is_idle(const struct seq *s)
+{
+    return s->started && (s->state == SEQ_WAITING || is_dormant(s));
+}
+
+static uint32_t n_in(const struct seq_list *l, uint32_t flow, bool idle)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < l->n; i++) {
         const struct seq *s = l->v[i];
-        n += s->started && s->req->place.flow == flow && (!dormant || is_dormant(s));
+        n += s->started && s->req->place.flow == flow && (!idle || is_idle(s));
     }
     return n;
 }
 
-static uint32_t n_of_flow(const struct engine *e, uint32_t flow, bool dormant)
+static uint32_t n_of_flow(const struct engine *e, uint32_t flow, bool idle)
 {
-    return n_started_of(&e->running, flow, dormant) + n_started_of(&e->waiting, flow, dormant);
+    return n_in(&e->running, flow, idle) + n_in(&e->waiting, flow, idle);
 }
 
-/* The newest dormant sequence of the flow with the most of them. NULL: there is none. */
-static struct seq *largest_dormant(const struct engine *e, uint32_t *ret_n)
+/* The newest idle sequence of the flow with the most of them. NULL: there is none. */
+static struct seq *largest_idle(const struct engine *e, uint32_t *ret_n)
 {
     const struct seq_list *lists[] = {&e->running, &e->waiting};
     struct seq *newest = NULL;
@@ -224,7 +230,7 @@ static struct seq *largest_dormant(const struct engine *e, uint32_t *ret_n)
     for (unsigned l = 0; l < 2; l++) {
         for (uint32_t i = 0; i < lists[l]->n; i++) {
             struct seq *s = lists[l]->v[i];
-            if (!is_dormant(s))
+            if (!is_idle(s))
                 continue;
             uint32_t n = n_of_flow(e, s->req->place.flow, true);
             if (!newest || n > *ret_n || (n == *ret_n && s->order > newest->order))
@@ -235,17 +241,17 @@ static struct seq *largest_dormant(const struct engine *e, uint32_t *ret_n)
     return newest;
 }
 
-/* Paused answers and idle Verify streams stay started. If they take all of max_started, one is
- * ended in favour of a flow that has fewer. False: no such flow waits. */
-static bool end_dormant(struct engine *e)
+/* Sequences without a seat stay started. If all places are taken, one is ended in favour of a flow
+ * that has fewer. False: no such flow waits. */
+static bool end_idle(struct engine *e)
 {
     uint32_t most;
-    struct seq *s = e->n_started < e->max_started ? NULL : largest_dormant(e, &most);
+    struct seq *s = e->n_started < e->max_started ? NULL : largest_idle(e, &most);
     for (uint32_t i = 0; s && i < e->waiting.n; i++) {
         const struct seq *w = e->waiting.v[i];
         if (w->started || n_of_flow(e, w->req->place.flow, false) >= most)
             continue;
-        engine_fail_request(e, s->req, -EBUSY, ENGINE_IDLE);
+        engine_fail_request(e, s->req, -EBUSY, ENGINE_CROWDED);
         return true;
     }
     return false;
@@ -370,7 +376,7 @@ void admit_waiting(struct engine *e)
         struct seq *s = next_to_admit(e, now_us, &any);
         if (s)
             admit_seq(e, s, now_us);
-        else if (!end_dormant(e) && !(any && (preempt_dormant(e) || admit_small_flow(e, now_us))))
+        else if (!end_idle(e) && !(any && (preempt_dormant(e) || admit_small_flow(e, now_us))))
             return;
     }
 }

@@ -23,7 +23,8 @@
 #include "verifier-svc/engine/seq_list.h"
 
 #define ENGINE_STOPPING "the server is stopping"
-#define ENGINE_IDLE "the answer waited for its client, and another request needed its place"
+#define ENGINE_CROWDED                                                                             \
+    "your answers had most places of this verifier, and a client with fewer needed one"
 
 /* What other threads send to the engine thread. The sender allocates an item, the engine frees
  * it. */

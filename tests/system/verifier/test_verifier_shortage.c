@@ -310,8 +310,9 @@ static void idle_verify_streams_are_bounded(void **state)
     generation_run(c, &other.msg, a);
     verify_wait(&last, 0, true);
     assert_int_equal(verify_close(&last).code, RPC_RESOURCE_EXHAUSTED);
-    assert_string_equal(last.status.text,
-                        "the answer waited for its client, and another request needed its place");
+    assert_string_equal(
+        last.status.text,
+        "your answers had most places of this verifier, and a client with fewer needed one");
     for (unsigned i = STARTED - 1; i < N; i++) {
         verify_open_at(c, &v[i], NULL);
         verify_send(&v[i], &w.msg, NULL);
@@ -467,7 +468,7 @@ static void choices_that_have_not_started_are_preempted_with_the_first(void **st
 }
 
 /* The others of the flow leave two seats, so six of eight choices start when seats become free.
- * They count the prompt for penalties themselves. */
+ * They count the prompt for penalties themselves. Another flow takes the two seats meanwhile. */
 static void choices_that_start_late_have_the_same_answers(void **state)
 {
     (void)state;
@@ -477,9 +478,9 @@ static void choices_that_start_late_have_the_same_answers(void **state)
     static const char *const args[] = {"--model", MODEL, "--max-sequences", "8", NULL};
     service_start(&s, "verifier-svc", args);
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
-    struct wish older, w;
-    struct generation g[OLDER + 1];
-    AUTO(mem_free) struct answer *a = answers_new(OLDER + 1), *alone = answers_new(1);
+    struct wish older, w, other;
+    struct generation g[OLDER + 2];
+    AUTO(mem_free) struct answer *a = answers_new(OLDER + 2), *alone = answers_new(1);
     wish_init(&w, STORY, 30);
     w.msg.n = CHOICES;
     w.sampling.temperature = 0.8F;
@@ -498,11 +499,59 @@ static void choices_that_start_late_have_the_same_answers(void **state)
     }
     generation_start(&g[OLDER], c, &w.msg, &a[OLDER]);
     wait_requests(c, SEATS, 1); // the next choice
-    for (unsigned i = 0; i <= OLDER; i++) {
+    generation_wait_tokens(&g[OLDER], 1);
+    wish_init(&other, "Once", 20);
+    other.msg.n = 4;
+    other.msg.flow = flow_of("other");
+    generation_start(&g[OLDER + 1], c, &other.msg, &a[OLDER + 1]);
+    for (unsigned i = 0; i <= OLDER + 1; i++) {
         generation_end(&g[i]);
         assert_int_equal(g[i].status.code, RPC_OK);
     }
     assert_memory_equal(a[OLDER].hashes, alone->hashes, sizeof(alone->hashes));
+    assert_true(metric_of(c, "tandem_num_preemptions_total") >= 4);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+/* Requests of three flows take seats and blocks from each other. */
+static void choices_of_many_requests_have_the_same_answers(void **state)
+{
+    (void)state;
+    enum { N = 24, TURNS = 3 };
+    static const char *const flows[] = {"A", "B", "C"};
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {
+        "--model", MODEL, "--max-sequences", "4", "--queue-length", "32", "--kv-mib", "1", NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish w[N];
+    struct generation g[N];
+    AUTO(mem_free) struct answer *a = answers_new(N), *alone = answers_new(N);
+    for (unsigned i = 0; i < N; i++) {
+        wish_init(&w[i], i % 2 ? "Once upon a time" : STORY, 20 + i % 5 * 60);
+        w[i].msg.ignore_eos = true;
+        w[i].msg.n = 1 + i % 4;
+        w[i].msg.flow = flow_of(flows[i % 3]);
+        w[i].sampling.temperature = 0.8F;
+        w[i].sampling.has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
+        w[i].sampling.seed = (int)i;
+        generation_run(client, &w[i].msg, &alone[i]);
+    }
+    for (unsigned turn = 0; turn < TURNS; turn++) {
+        for (unsigned i = 0; i < N; i++) {
+            generation_start(&g[i], c, &w[i].msg, &a[i]);
+            nap();
+        }
+        for (unsigned i = 0; i < N; i++) {
+            generation_end(&g[i]);
+            assert_int_equal(g[i].status.code, RPC_OK);
+            assert_memory_equal(a[i].hashes, alone[i].hashes, sizeof(a[i].hashes));
+        }
+    }
+    assert_true(metric_of(c, "tandem_num_preemptions_total") > 0);
+    wait_requests(c, 0, 0);
     rpc_client_free(c);
     service_stop(&s);
 }
@@ -578,6 +627,7 @@ int main(void)
         cmocka_unit_test(streams_without_open_give_way_to_others),
         cmocka_unit_test(choices_that_have_not_started_are_preempted_with_the_first),
         cmocka_unit_test(choices_that_start_late_have_the_same_answers),
+        cmocka_unit_test(choices_of_many_requests_have_the_same_answers),
         cmocka_unit_test(prefill_in_chunks_changes_no_answer),
         cmocka_unit_test(many_refusals_have_few_log_lines),
     };

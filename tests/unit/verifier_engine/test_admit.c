@@ -311,6 +311,30 @@ static void choices_start_when_others_have_ended(void **state)
     request_drop(r);
 }
 
+/* A choice that joins the first one waits for its prompt, so it must not join after that has run. */
+static void choices_join_only_before_the_first_token(void **state)
+{
+    struct engine *e = *state;
+    for (unsigned i = 0; i < 14; i++)
+        come(e, i, 2);
+    struct seq *s = come_as(e, 20, 10, 8, false);
+    struct request *r = s->req;
+    admit_waiting(e);
+    assert_int_equal(r->n_started, 2);
+    r->seqs[1]->state = SEQ_RUNNING;
+    s->tokens[s->n++] = 300;
+    engine_preempt(e, s);
+    for (unsigned i = 0; i < 3; i++) {
+        struct request *other = e->running.v[0]->req;
+        engine_fail_request(e, other, -1, "");
+        request_drop(other);
+    }
+    admit_waiting(e);
+    assert_int_equal(r->n_started, 5);
+    for (uint32_t i = 0; i < e->running.n; i++)
+        assert_int_equal(e->running.v[i]->state, SEQ_RUNNING);
+}
+
 /* Answers whose clients do not read: the flow with most of them gives its places, one by one. */
 static void paused_answers_give_their_places_to_other_flows(void **state)
 {
@@ -341,6 +365,28 @@ static void paused_answers_give_their_places_to_other_flows(void **state)
     assert_int_equal(c->state, SEQ_RUNNING);
     assert_int_equal(a[31]->state, SEQ_ENDED);
     request_drop(a[31]->req);
+}
+
+/* The clients read again, but others have the seats. */
+static void answers_that_wait_for_seats_give_places_too(void **state)
+{
+    struct engine *e = *state;
+    struct seq *a[48];
+    for (unsigned i = 0; i < ARRAY_LEN(a); i++) {
+        a[i] = come_of(e, 'a', 1 + i, 1);
+        admit_waiting(e);
+        atomic_store(&a[i]->req->paused, true);
+    }
+    for (unsigned i = 0; i < ARRAY_LEN(a); i++)
+        atomic_store(&a[i]->req->paused, false);
+    admit_waiting(e);
+    struct seq *b = come_of(e, 'b', 100, 1);
+    admit_waiting(e);
+    assert_int_equal(b->state, SEQ_RUNNING);
+    assert_int_equal(e->n_started, e->max_started);
+    for (unsigned i = 0; i < ARRAY_LEN(a); i++)
+        if (a[i]->state == SEQ_ENDED)
+            request_drop(a[i]->req);
 }
 
 /* Nobody needs a place while one is free, or of a flow that has as many. */
@@ -739,8 +785,10 @@ int main(void)
         TEST(requests_with_choices_share_the_seats),
         TEST(a_request_with_choices_needs_one_seat),
         TEST(choices_start_when_others_have_ended),
+        TEST(choices_join_only_before_the_first_token),
         TEST(a_choice_without_rows_gives_its_seat),
         TEST(paused_answers_give_their_places_to_other_flows),
+        TEST(answers_that_wait_for_seats_give_places_too),
         TEST(paused_answers_stay_while_there_are_places),
         TEST(a_flow_with_all_blocks_shares_them),
         TEST(a_flow_keeps_as_much_as_the_other_gets),
