@@ -105,8 +105,8 @@ static bool may_join(const struct engine *e, struct seq *s, const struct capacit
            (s->started || (has_place(e, s->req) && (s->tokens || seq_open(s) == 0)));
 }
 
-/* The first choice runs the prompt: choices without rows wait for it, as many as there are seats for.
- * Of the others, those that have started wait in the queue. */
+/* The first choice runs the prompt: choices without rows wait for it, as many as there are seats
+ * for. Of the others, those that have started wait in the queue. */
 static void join_branches(struct engine *e, const struct request *r, int64_t now_us)
 {
     struct capacity available = capacity_free(e), needed = capacity_of_branch();

@@ -52,8 +52,10 @@ class Roles(Folder):
     def call(self, target, role, methods):
         """The status and the text of each method, by the certificate of a role; role "": without TLS."""
         tls = [*self.certs[role], self.ours.ca] if role != "" else ["", "", ""]
-        out = subprocess.run([os.path.join(BIN, "tests", "call_tool"), target, *tls, *methods], check=True,
-                             capture_output=True, text=True, timeout=LIMIT_S).stdout
+        tool = subprocess.run([os.path.join(BIN, "tests", "call_tool"), target, *tls, *methods], check=False,
+                              capture_output=True, text=True, timeout=LIMIT_S)
+        self.assertEqual(tool.returncode, 0, tool.stderr)
+        out = tool.stdout
         answers = {line.split(" ")[0]: line.split(" ", 2)[1:] for line in out.splitlines()}
         self.assertEqual(list(answers), methods, out)
         return answers

@@ -311,7 +311,7 @@ static void choices_start_when_others_have_ended(void **state)
     request_drop(r);
 }
 
-/* A choice that joins the first one waits for its prompt, so it must not join after that has run. */
+/* A choice that joins the first one waits for its prompt, so it must not join after that. */
 static void choices_join_only_before_the_first_token(void **state)
 {
     struct engine *e = *state;
