@@ -294,15 +294,27 @@ static uint32_t common_rows(const struct seq *s, const struct seq *r)
     return n / KV_BLOCK * KV_BLOCK;
 }
 
+/* Whether s still waits for n_rows that another flow computes: at most as long as they take alone.
+ * That flow's other prompts may delay them for longer. */
+static bool may_await_flow(const struct engine *e, struct seq *s, uint32_t n_rows, int64_t now_us)
+{
+    const struct pass_time_work rows = {.rows = n_rows};
+    if (!s->share_until_us)
+        s->share_until_us = now_us + (int64_t)pass_time_us(&e->control.pass_time, &rows);
+    return now_us < s->share_until_us;
+}
+
 /* A running sequence is computing most of the rows that s needs: s waits to share them. */
-static bool awaits_prefix(const struct engine *e, const struct seq *s)
+static bool awaits_prefix(const struct engine *e, struct seq *s, int64_t now_us)
 {
     for (uint32_t i = 0; e->options->prefix_cache && i < e->running.n; i++) {
         const struct seq *r = e->running.v[i];
         if (seq_todo(r) <= 1 || !has_same_tenant(r->req, s->req))
             continue;
         uint32_t common = common_rows(s, r), done = r->kv.len;
-        if (common > done && 2 * (common - done) >= s->n - done)
+        if (common > done && 2 * (common - done) >= s->n - done &&
+            (r->req->place.flow == s->req->place.flow ||
+             may_await_flow(e, s, common - done, now_us)))
             return true;
     }
     return false;
@@ -312,7 +324,7 @@ static bool awaits_prefix(const struct engine *e, const struct seq *s)
 static bool waits_for_rows(struct engine *e, struct seq *s, bool compare, bool restore,
                            int64_t now_us)
 {
-    if (compare && awaits_prefix(e, s))
+    if (compare && awaits_prefix(e, s, now_us))
         return true;
     if (!restore || !kv_tier_restores(e->tier, s, now_us))
         return false;

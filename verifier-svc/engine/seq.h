@@ -51,6 +51,7 @@ struct seq {
     uint32_t n_restored; // of these, rows that were read from disk for it
     enum seq_restore restore;
     int64_t restore_until_us;   // after it, continues without these rows; 0: not requested yet
+    int64_t share_until_us;     // then starts without rows that another flow computes; 0: unset
     struct sched_passed passed; // while it waits
     uint32_t n_replayed;        // continued: committed tokens that have passed seq_commit() here
     bool replayed;              // all of them have

@@ -1,6 +1,7 @@
 /* test_admit.c - which requests start; the engine's thread does not run. */
 #include <stdlib.h>
 #include <string.h>
+#include "base/clock.h"
 #include "lib/lib.h"
 #include "lib/clients/topic.h"
 #include "lib/fakes/failing.h"
@@ -86,6 +87,29 @@ static struct seq *come(struct engine *e, unsigned topic, uint32_t n)
     return come_as(e, topic, n, 1, false);
 }
 
+/* A request of a flow comes, for n_choices answers to n tokens. */
+static struct seq *come_with(struct engine *e, char flow, unsigned topic, uint32_t n,
+                             uint32_t n_choices)
+{
+    struct topic w;
+    topic_init(&w, topic, n);
+    w.msg.n = n_choices;
+    struct seq *s = topic_request(&w, tok, 2000)->seqs[0];
+    for (uint32_t i = 0; i < n_choices; i++)
+        s->req->seqs[i]->id = s->req->seqs[i]->order = ++e->next_order;
+    s->req->flow[0] = (uint8_t)flow;
+    s->req->flow_len = 1;
+    uint32_t n_displaced;
+    assert_int_equal(flows_enter(e->flows, &s->req->place, s->req->flow, 1, &n_displaced), 0);
+    seq_list_add(&e->waiting, s);
+    return s;
+}
+
+static struct seq *come_of(struct engine *e, char flow, unsigned topic, uint32_t n_choices)
+{
+    return come_with(e, flow, topic, 10, n_choices);
+}
+
 /* The large request waits for one of two reasons, which alternate. Its prompt shares a prefix that
  * is being computed, or there are not enough blocks for it. */
 static void at_most_eight_requests_pass_the_head(void **state)
@@ -139,6 +163,31 @@ static void a_request_that_waits_for_a_prefix_is_passed_by_all(void **state)
     assert_int_equal(alike->state, SEQ_RUNNING);
 }
 
+/* A pass of 1,000 rows takes 0.1 s here. Prompts of the other flow may delay the rows for longer. */
+static void a_prefix_of_another_flow_is_waited_for_as_long_as_it_takes(void **state)
+{
+    struct engine *e = *state;
+    static struct pass_time_measured measured;
+    for (unsigned i = 0; i < PASS_TIME_POINTS; i++)
+        measured.us[i] = pass_time_rows_at(i) * 100.0;
+    pass_time_init(&e->control.pass_time, &measured);
+    struct seq *running = come_with(e, 'a', 1, 420, 1);
+    admit_waiting(e);
+    struct seq *own = come_with(e, 'a', 1, 440, 1), *other = come_with(e, 'b', 1, 440, 1);
+    memcpy(own->req->prompt, running->tokens, 420 * sizeof(uint32_t));
+    memcpy(other->req->prompt, running->tokens, 420 * sizeof(uint32_t));
+    int64_t since_us = clock_us();
+    admit_waiting(e);
+    assert_int_equal(own->state, SEQ_WAITING);
+    assert_int_equal(other->state, SEQ_WAITING);
+    assert_in_range(other->share_until_us - since_us, 41600, 2000000);
+    assert_int_equal(own->share_until_us, 0);
+    other->share_until_us = since_us; // the time is over
+    admit_waiting(e);
+    assert_int_equal(own->state, SEQ_WAITING);
+    assert_int_equal(other->state, SEQ_RUNNING);
+}
+
 /* Rows of another tenant are no reason to wait: they are never shared. */
 static void a_prefix_of_another_tenant_is_not_waited_for(void **state)
 {
@@ -177,29 +226,6 @@ static void a_resumed_answer_starts_before_new_requests(void **state)
     admit_waiting(e);
     assert_int_equal(resumed->state, SEQ_RUNNING);
     assert_int_equal(older->state, SEQ_WAITING);
-}
-
-/* A request of a flow comes, for n_choices answers to n tokens. */
-static struct seq *come_with(struct engine *e, char flow, unsigned topic, uint32_t n,
-                             uint32_t n_choices)
-{
-    struct topic w;
-    topic_init(&w, topic, n);
-    w.msg.n = n_choices;
-    struct seq *s = topic_request(&w, tok, 2000)->seqs[0];
-    for (uint32_t i = 0; i < n_choices; i++)
-        s->req->seqs[i]->id = s->req->seqs[i]->order = ++e->next_order;
-    s->req->flow[0] = (uint8_t)flow;
-    s->req->flow_len = 1;
-    uint32_t n_displaced;
-    assert_int_equal(flows_enter(e->flows, &s->req->place, s->req->flow, 1, &n_displaced), 0);
-    seq_list_add(&e->waiting, s);
-    return s;
-}
-
-static struct seq *come_of(struct engine *e, char flow, unsigned topic, uint32_t n_choices)
-{
-    return come_with(e, flow, topic, 10, n_choices);
 }
 
 /* Up to half of the seats, one for each request; the newest sequences of the other flow wait. */
@@ -799,6 +825,7 @@ int main(void)
         TEST(a_running_sequence_is_left_one_block),
         TEST(a_request_that_waits_for_a_prefix_is_passed_by_all),
         TEST(a_prefix_of_another_tenant_is_not_waited_for),
+        TEST(a_prefix_of_another_flow_is_waited_for_as_long_as_it_takes),
         TEST(a_lack_of_memory_fails_one_request_only),
         TEST(a_resumed_answer_starts_before_new_requests),
         TEST(a_request_starts_if_its_blocks_are_free),
