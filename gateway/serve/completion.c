@@ -233,6 +233,23 @@ static void take_event(struct completion *x, unsigned choice, const Tandem__V1__
     flush_events(x, &to);
 }
 
+static bool has_more(const struct completion *x)
+{
+    return !x->closed && !x->aborted && !x->failing && x->n_sent < x->n_calls;
+}
+
+/* At the first event of the request. True: the caller of completion_send() may make the calls that
+ * waited for it, and counts as running. */
+static bool begin_others(struct completion *x)
+{
+    pthread_mutex_lock(&x->mu);
+    bool others = !x->begun && has_more(x);
+    x->begun = true;
+    x->n_running += others;
+    pthread_mutex_unlock(&x->mu);
+    return others;
+}
+
 static void on_event(struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
 {
     struct completion *x = a->user;
@@ -246,6 +263,8 @@ static void on_event(struct upstream_call *a, const Tandem__V1__GenerateEvent *e
     pthread_mutex_unlock(&x->answer_mu);
     if (rc < 0)
         stop_calls(x);
+    if (begin_others(x))
+        completion_send(x);
 }
 
 static void on_retry(struct upstream_call *a, const char *from, const char *to, const char *why)
@@ -429,14 +448,12 @@ static unsigned n_others(const struct completion *x)
     return x->n_running - 1 - x->waits;
 }
 
-static bool has_more(const struct completion *x)
-{
-    return !x->closed && !x->aborted && !x->failing && x->n_sent < x->n_calls;
-}
-
-/* Whether one more call has a place, or needs none because it runs alone. */
+/* Whether one more call has a place, or needs none because it runs alone. A verifier with a full
+ * queue refuses one call of a request, not all: the others wait for its first event. */
 static bool has_place(struct completion *x)
 {
+    if (n_others(x) && !x->begun)
+        return false;
     if (x->n_places >= n_others(x))
         return true;
     if (x->waits)

@@ -65,6 +65,7 @@ struct completion {
     bool loads;                  // it waits for a model that is loading
     struct upstream_call *calls; // (n_calls), one per prompt
     unsigned n_calls, n_sent, max_running;
+    bool begun;         // an event of a verifier has come
     unsigned n_running; // calls, callers of completion_send(), and the wait for a place
     struct prompt_places_request place; // joined if there are several calls
     unsigned n_places;                  // that it has
@@ -91,8 +92,9 @@ int completion_prepare(struct completion *x, const struct output_parser_rules *r
  * Errors are those of http_charge(). */
 int completion_charge(struct completion *x);
 /* Makes calls until max_running of them run, or the next one must wait for a place
- * (prompt_places.h). During this function the caller counts as a running call. The thread that
- * reduces the count to 0 answers the request and drops the step's reference. */
+ * (prompt_places.h). Until the first event of a verifier, one call runs. During this function the
+ * caller counts as a running call. The thread that reduces the count to 0 answers the request and
+ * drops the step's reference. */
 void completion_send(struct completion *x);
 /* With x's lock. Cancels all calls. */
 void completion_cancel(struct completion *x);

@@ -206,36 +206,35 @@ static bool is_idle(const struct seq *s)
     return s->started && (s->state == SEQ_WAITING || is_dormant(s));
 }
 
-static uint32_t n_in(const struct seq_list *l, uint32_t flow, bool idle)
+/* Counts the sequences of each flow. Returns the most idle ones of a flow. */
+static uint32_t count_flows(struct engine *e)
 {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < l->n; i++) {
-        const struct seq *s = l->v[i];
-        n += s->started && s->req->place.flow == flow && (!idle || is_idle(s));
+    const struct seq_list *lists[] = {&e->running, &e->waiting};
+    uint32_t most = 0;
+    memset(e->counts, 0, flows_max(e->flows) * sizeof(*e->counts));
+    for (unsigned l = 0; l < 2; l++) {
+        for (uint32_t i = 0; i < lists[l]->n; i++) {
+            const struct seq *s = lists[l]->v[i];
+            struct engine_flow_count *c = &e->counts[s->req->place.flow];
+            c->started += s->started;
+            c->idle += is_idle(s);
+            most = max_u32(c->idle, most);
+        }
     }
-    return n;
+    return most;
 }
 
-static uint32_t n_of_flow(const struct engine *e, uint32_t flow, bool idle)
-{
-    return n_in(&e->running, flow, idle) + n_in(&e->waiting, flow, idle);
-}
-
-/* The newest idle sequence of the flow with the most of them. NULL: there is none. */
-static struct seq *largest_idle(const struct engine *e, uint32_t *ret_n)
+/* The newest idle sequence of the flows with n idle ones, of which there is one. */
+static struct seq *newest_idle(const struct engine *e, uint32_t n)
 {
     const struct seq_list *lists[] = {&e->running, &e->waiting};
     struct seq *newest = NULL;
-    *ret_n = 0;
     for (unsigned l = 0; l < 2; l++) {
         for (uint32_t i = 0; i < lists[l]->n; i++) {
             struct seq *s = lists[l]->v[i];
-            if (!is_idle(s))
-                continue;
-            uint32_t n = n_of_flow(e, s->req->place.flow, true);
-            if (!newest || n > *ret_n || (n == *ret_n && s->order > newest->order))
+            if (is_idle(s) && e->counts[s->req->place.flow].idle == n &&
+                (!newest || s->order > newest->order))
                 newest = s;
-            *ret_n = max_u32(n, *ret_n);
         }
     }
     return newest;
@@ -245,11 +244,11 @@ static struct seq *largest_idle(const struct engine *e, uint32_t *ret_n)
  * that has fewer. False: no such flow waits. */
 static bool end_idle(struct engine *e)
 {
-    uint32_t most;
-    struct seq *s = e->n_started < e->max_started ? NULL : largest_idle(e, &most);
+    uint32_t most = e->n_started < e->max_started ? 0 : count_flows(e);
+    struct seq *s = most ? newest_idle(e, most) : NULL;
     for (uint32_t i = 0; s && i < e->waiting.n; i++) {
         const struct seq *w = e->waiting.v[i];
-        if (w->started || n_of_flow(e, w->req->place.flow, false) >= most)
+        if (w->started || e->counts[w->req->place.flow].started >= most)
             continue;
         engine_fail_request(e, s->req, -EBUSY, ENGINE_CROWDED);
         return true;

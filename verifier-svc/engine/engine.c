@@ -30,6 +30,7 @@ static int alloc_round(struct engine *e)
         return err;
     e->waits = calloc(e->waiting.max, sizeof(*e->waits));
     e->turns = calloc(e->waiting.max, sizeof(*e->turns));
+    e->counts = calloc(flows_max(e->flows), sizeof(*e->counts));
     e->grants = calloc(seqs, sizeof(*e->grants));
     e->pass = calloc(seqs, sizeof(*e->pass));
     e->kv_seqs = calloc(seqs, sizeof(*e->kv_seqs));
@@ -37,8 +38,8 @@ static int alloc_round(struct engine *e)
     e->wish_seqs = calloc(seqs, sizeof(*e->wish_seqs));
     e->items = calloc(seqs, sizeof(*e->items));
     e->item_seqs = calloc(seqs, sizeof(*e->item_seqs));
-    if (!e->waits || !e->turns || !e->grants || !e->pass || !e->kv_seqs || !e->wishes ||
-        !e->wish_seqs || !e->items || !e->item_seqs)
+    if (!e->waits || !e->turns || !e->counts || !e->grants || !e->pass || !e->kv_seqs ||
+        !e->wishes || !e->wish_seqs || !e->items || !e->item_seqs)
         return fail(-ENOMEM, "no memory for an engine");
     return 0;
 }
@@ -98,6 +99,7 @@ void engine_free(struct engine *e)
     flows_free(e->flows);
     free(e->waits);
     free(e->turns);
+    free(e->counts);
     free(e->grants);
     free(e->pass);
     free(e->kv_seqs);

@@ -47,6 +47,11 @@ struct inbox_item {
     struct kv_disk_fetch *fetch; // FETCHED
 };
 
+/* The sequences of a flow: started ones, and those of them that wait for a seat or their client. */
+struct engine_flow_count {
+    uint32_t started, idle;
+};
+
 struct engine {
     const struct verifier_options *options;
     struct stats *stats;
@@ -95,11 +100,12 @@ struct engine {
     int64_t held_us;          // since when the coming pass waits for drafts; 0: it does not wait
 
     /* Memory of a round. */
-    struct flows_turn *turns;      // (waiting.max) of `waiting`, by turn
-    struct sched_wait *waits;      // (waiting.max) as `turns`
-    struct sched_grant *grants;    // (max_sequences), as `running`
-    struct seq **pass;             // (max_sequences) the sequences of the pass
-    const struct kv_seq **kv_seqs; // (max_sequences) for checks
+    struct flows_turn *turns;         // (waiting.max) of `waiting`, by turn
+    struct sched_wait *waits;         // (waiting.max) as `turns`
+    struct engine_flow_count *counts; // (flows_max) by flow
+    struct sched_grant *grants;       // (max_sequences), as `running`
+    struct seq **pass;                // (max_sequences) the sequences of the pass
+    const struct kv_seq **kv_seqs;    // (max_sequences) for checks
     uint32_t n_pass;
     struct drafts_wish *wishes; // (max_sequences)
     struct seq **wish_seqs;     // (max_sequences) the sequence of each wish

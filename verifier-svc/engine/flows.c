@@ -47,6 +47,11 @@ int flows_new(const struct flows_limits *limits, struct flows **ret)
     return 0;
 }
 
+uint32_t flows_max(const struct flows *f)
+{
+    return f->max;
+}
+
 void flows_free(struct flows *f)
 {
     if (!f)

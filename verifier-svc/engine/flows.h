@@ -50,6 +50,7 @@ struct flows_limits {
 int flows_new(const struct flows_limits *limits, struct flows **ret);
 void flows_free(struct flows *f);
 DEFINE_AUTO(struct flows, flows_free)
+uint32_t flows_max(const struct flows *f); // flows_place.flow is less
 
 /* Adds a request to the queue, as the newest. name: at most FLOWS_MAX_NAME bytes; requests without
  * a name are one flow. *ret_n_displaced: requests that were displaced for it. -EAGAIN, with text:

@@ -163,6 +163,20 @@ static void prompts_over_the_limit_run_later(void **state)
     is(answer(many, ""), 200, "{\"index\":127,\"text\":\"w0 w1 \"");
 }
 
+/* A full queue would refuse it, and then no other is made. */
+static void one_prompt_asks_before_the_others(void **state)
+{
+    (void)state;
+    AUTO(mem_free) char *silent = prompts_of("silent", 20);
+    struct http_client c;
+    asks(&c, stage.port, silent, "");
+    gateway_await_running(stage.verifier, 1);
+    assert_false(http_client_wait_close(&c, 200));
+    assert_int_equal(fake_verifier_running(stage.verifier), 1);
+    http_client_close(&c);
+    gateway_await_running(stage.verifier, 0);
+}
+
 #define N_BATCHES 8
 
 /* Each of the first client's requests has one call, and PLACES calls more run for all of them. */
@@ -324,6 +338,7 @@ int main(void)
         cmocka_unit_test(a_fast_reader_gets_several_large_streams_in_full),
         cmocka_unit_test(a_failing_prompt_ends_all_and_is_named),
         cmocka_unit_test(prompts_over_the_limit_run_later),
+        cmocka_unit_test(one_prompt_asks_before_the_others),
         cmocka_unit_test(clients_share_the_places_of_further_prompts),
         cmocka_unit_test(requests_that_share_places_are_all_answered),
         cmocka_unit_test(common_fields_of_prompts_are_stored_once),

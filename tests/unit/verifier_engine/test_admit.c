@@ -163,7 +163,7 @@ static void a_request_that_waits_for_a_prefix_is_passed_by_all(void **state)
     assert_int_equal(alike->state, SEQ_RUNNING);
 }
 
-/* A pass of 1,000 rows takes 0.1 s here. Prompts of the other flow may delay the rows for longer. */
+/* A row takes 0.1 ms here. Prompts of the other flow may delay the rows for longer. */
 static void a_prefix_of_another_flow_is_waited_for_as_long_as_it_takes(void **state)
 {
     struct engine *e = *state;
