@@ -193,7 +193,7 @@ static void clients_share_the_places_of_further_prompts(void **state)
         asks_from(&others[i], 2, stage.port, stalled, "");
     gateway_await_running(stage.verifier, ALL);
     is(answer(many, ""), 200, "{\"index\":127,\"text\":\"w0 w1 \"");
-    assert_int_equal(fake_verifier_running(stage.verifier), ALL);
+    gateway_await_running(stage.verifier, ALL); // the last one may just end
     http_client_close(&c[0]);
     gateway_await_running(stage.verifier, ALL - 1); // the places are those of others now
     for (unsigned i = 1; i < N_BATCHES; i++)
