@@ -128,6 +128,28 @@ static void every_prompt_is_sent_whenever_earlier_calls_end(void **state)
         }
 }
 
+static void one_call_runs_until_the_first_event(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct http_server server;
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    (void)state;
+    struct http_request *http = calloc(1, sizeof(*http));
+    *http = (struct http_request){.s = &server};
+    atomic_init(&http->n_refs, 1);
+    pthread_mutex_init(&http->mu, NULL);
+    struct completion *x = generation_of(&g, http, N_PROMPTS);
+    played.n = played.n_ended = 0;
+    completion_send(x);
+    assert_int_equal(played.n, 1);
+    end_one(); // its event comes first
+    assert_int_equal(played.n, N_PROMPTS);
+    while (played.n_ended < played.n)
+        end_one();
+    assert_int_equal(http->status, 200);
+    http_unref(http);
+}
+
 /* An answer that has begun has lost its verifier; then the queue is not the reason. */
 static void only_a_request_that_has_not_begun_waits_in_a_queue(void **state)
 {
@@ -158,6 +180,7 @@ static void calls_that_wait_for_a_verifier_end_with_the_gateway(void **state)
     atomic_init(&http->n_refs, 1);
     pthread_mutex_init(&http->mu, NULL);
     struct completion *x = generation_of(&g, http, N_PROMPTS);
+    x->begun = true;
     played.n = played.n_ended = 0;
     completion_send(x);
     for (unsigned i = 0; i < N_PROMPTS; i++)
@@ -659,6 +682,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_prompt_is_sent_whenever_earlier_calls_end),
+        cmocka_unit_test(one_call_runs_until_the_first_event),
         cmocka_unit_test(only_a_request_that_has_not_begun_waits_in_a_queue),
         cmocka_unit_test(calls_that_wait_for_a_verifier_end_with_the_gateway),
         cmocka_unit_test(ids_of_a_running_answer_have_their_memory_when_it_is_full),
