@@ -93,16 +93,22 @@ static struct completion *generation_of(struct completions *g, struct http_reque
     return generation_as(g, http, max_running, &head);
 }
 
-/* The status of the answer if calls end after `after` releases of the lock. */
-static int answer(unsigned max_running, unsigned after)
+static struct http_request *new_http(void)
 {
-    static struct upstream upstream = {.n = 1};
     static struct http_server server;
-    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
     struct http_request *http = calloc(1, sizeof(*http));
     *http = (struct http_request){.s = &server};
     atomic_init(&http->n_refs, 1);
     pthread_mutex_init(&http->mu, NULL);
+    return http;
+}
+
+/* The status of the answer if calls end after `after` releases of the lock. */
+static int answer(unsigned max_running, unsigned after)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    struct http_request *http = new_http();
     struct completion *x = generation_of(&g, http, max_running);
     played.n = played.n_ended = played.most = 0;
     played.after = after;
@@ -131,13 +137,9 @@ static void every_prompt_is_sent_whenever_earlier_calls_end(void **state)
 static void one_call_runs_until_the_first_event(void **state)
 {
     static struct upstream upstream = {.n = 1};
-    static struct http_server server;
     static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
     (void)state;
-    struct http_request *http = calloc(1, sizeof(*http));
-    *http = (struct http_request){.s = &server};
-    atomic_init(&http->n_refs, 1);
-    pthread_mutex_init(&http->mu, NULL);
+    struct http_request *http = new_http();
     struct completion *x = generation_of(&g, http, N_PROMPTS);
     played.n = played.n_ended = 0;
     completion_send(x);
@@ -172,13 +174,9 @@ void __wrap_template_stop(struct template *t)
 static void calls_that_wait_for_a_verifier_end_with_the_gateway(void **state)
 {
     static struct upstream upstream = {.n = 1};
-    static struct http_server server;
     static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
     (void)state;
-    struct http_request *http = calloc(1, sizeof(*http));
-    *http = (struct http_request){.s = &server};
-    atomic_init(&http->n_refs, 1);
-    pthread_mutex_init(&http->mu, NULL);
+    struct http_request *http = new_http();
     struct completion *x = generation_of(&g, http, N_PROMPTS);
     x->begun = true;
     played.n = played.n_ended = 0;
@@ -647,12 +645,8 @@ static void what_a_failed_response_repeats_is_charged(void **state)
 static void answer_with_error_says(int error, const char *part)
 {
     static struct upstream upstream = {.n = 1};
-    static struct http_server server;
     static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
-    struct http_request *http = calloc(1, sizeof(*http));
-    *http = (struct http_request){.s = &server};
-    atomic_init(&http->n_refs, 1);
-    pthread_mutex_init(&http->mu, NULL);
+    struct http_request *http = new_http();
     struct completion *x = generation_of(&g, http, N_PROMPTS);
     x->reply.choices[1].text.error = error;
     played.n = played.n_ended = played.most = played.after = 0;

@@ -64,9 +64,10 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* A request for n_choices answers to n tokens of a topic comes. resumed: a gateway resumes it. */
-static struct seq *come_as(struct engine *e, unsigned topic, uint32_t n, uint32_t n_choices,
-                           bool resumed)
+/* A request for n_choices answers to n tokens of a topic comes. flow: its name, or 0. resumed: a
+ * gateway resumes it. */
+static struct seq *come_from(struct engine *e, char flow, unsigned topic, uint32_t n,
+                             uint32_t n_choices, bool resumed)
 {
     struct topic w;
     topic_init(&w, topic, n);
@@ -75,6 +76,8 @@ static struct seq *come_as(struct engine *e, unsigned topic, uint32_t n, uint32_
     for (uint32_t i = 0; i < n_choices; i++)
         s->req->seqs[i]->id = s->req->seqs[i]->order = ++e->next_order;
     s->req->place.resumed = resumed;
+    s->req->flow[0] = (uint8_t)flow;
+    s->req->flow_len = flow != 0;
     uint32_t n_displaced;
     assert_int_equal(
         flows_enter(e->flows, &s->req->place, s->req->flow, s->req->flow_len, &n_displaced), 0);
@@ -82,27 +85,21 @@ static struct seq *come_as(struct engine *e, unsigned topic, uint32_t n, uint32_
     return s;
 }
 
+static struct seq *come_as(struct engine *e, unsigned topic, uint32_t n, uint32_t n_choices,
+                           bool resumed)
+{
+    return come_from(e, 0, topic, n, n_choices, resumed);
+}
+
 static struct seq *come(struct engine *e, unsigned topic, uint32_t n)
 {
     return come_as(e, topic, n, 1, false);
 }
 
-/* A request of a flow comes, for n_choices answers to n tokens. */
 static struct seq *come_with(struct engine *e, char flow, unsigned topic, uint32_t n,
                              uint32_t n_choices)
 {
-    struct topic w;
-    topic_init(&w, topic, n);
-    w.msg.n = n_choices;
-    struct seq *s = topic_request(&w, tok, 2000)->seqs[0];
-    for (uint32_t i = 0; i < n_choices; i++)
-        s->req->seqs[i]->id = s->req->seqs[i]->order = ++e->next_order;
-    s->req->flow[0] = (uint8_t)flow;
-    s->req->flow_len = 1;
-    uint32_t n_displaced;
-    assert_int_equal(flows_enter(e->flows, &s->req->place, s->req->flow, 1, &n_displaced), 0);
-    seq_list_add(&e->waiting, s);
-    return s;
+    return come_from(e, flow, topic, n, n_choices, false);
 }
 
 static struct seq *come_of(struct engine *e, char flow, unsigned topic, uint32_t n_choices)
