@@ -142,13 +142,24 @@ def programs_of(folder):
     return unit, list(dict.fromkeys(system))
 
 
+def remove_others(names):
+    """Removes files of the copied tree that the checkout no longer has."""
+    kept = {os.path.join(TREE, name) for name in names}
+    for folder, folders, files in os.walk(TREE):
+        if folder == TREE and "build" in folders:
+            folders.remove("build")
+        for path in [os.path.join(folder, name) for name in files]:
+            if path not in kept:
+                os.remove(path)
+
+
 def copy_tree():
     """Files whose content is unchanged keep their time, so that ninja builds only what changed."""
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, names.split("\0")):
+    out = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = [name for name in out.split("\0") if name and os.path.exists(os.path.join(ROOT, name))]
+    remove_others(names)
+    for name in names:
         source, to = os.path.join(ROOT, name), os.path.join(TREE, name)
-        if not os.path.exists(source):
-            continue
         with open(source, "rb") as f:
             content = f.read()
         if os.path.exists(to):
