@@ -376,7 +376,7 @@ static void streams_without_open_end_and_shut_nobody_out(void **state)
     unsigned displaced;
     while ((displaced = first_ended(v, N)) == N) { // ends when streams time out
         must_answer_get_model(c);
-        usleep(5000); // more than 250 calls per second would end the connection
+        nap(); // more than 250 calls per second would end the connection
     }
     assert_true(rpc_rig_health(c, "tandem.v1.Verifier") == 1);
     generation_run(c, &w.msg, a);
