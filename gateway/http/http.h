@@ -118,6 +118,10 @@ void *http_attached(const struct http_request *r); // NULL: none
  * (connections.h). The begin of an answer has the same effect. */
 void http_keep_place(struct http_request *r);
 
+/* The whole answer is sent at this time (clock_us()), or up to 0.1 s later. Until then the
+ * connection may be closed when all places are taken. Before http_reply(). */
+void http_delay(struct http_request *r, int64_t until_us);
+
 /* Adds a header field to the answer, before the answer; at most 16. name must be static. */
 void http_header(struct http_request *r, const char *name, const char *value);
 /* Sends the whole answer; takes the bytes. No effect when the client has disconnected. */

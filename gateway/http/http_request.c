@@ -221,7 +221,8 @@ void http_reply(struct http_request *r, int status, const char *type, struct buf
         buf_done(&r->out);
         r->out = *body;
         *body = (struct buf){.max = body->max};
-        resume_locked(r);
+        if (!r->delay_until_us)
+            resume_locked(r);
     }
     pthread_mutex_unlock(&r->mu);
     buf_done(body);
@@ -231,6 +232,13 @@ void http_keep_place(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);
     r->keeps_place = true;
+    pthread_mutex_unlock(&r->mu);
+}
+
+void http_delay(struct http_request *r, int64_t until_us)
+{
+    pthread_mutex_lock(&r->mu);
+    r->delay_until_us = until_us;
     pthread_mutex_unlock(&r->mu);
 }
 
@@ -342,10 +350,21 @@ static int64_t unread_us(const struct http_request *r, int64_t now_us)
     return complete && r->taken_us ? now_us - r->taken_us : 0;
 }
 
+/* With the lock. Nobody waits for a delayed answer while the server drains. */
+static void end_delay(struct http_request *r, int64_t now_us)
+{
+    if (!r->delay_until_us || (now_us < r->delay_until_us && !atomic_load(&r->s->draining)))
+        return;
+    r->delay_until_us = 0;
+    if (r->answer == REPLY)
+        resume_locked(r);
+}
+
 /* The comment keeps proxies from closing the connection, and reveals dead connections. */
 bool http_watch_tick(struct http_request *r, int64_t now_us)
 {
     pthread_mutex_lock(&r->mu);
+    end_delay(r, now_us);
     if (r->answer == STREAM && r->suspended && now_us - r->written_us >= r->s->o.ping_us)
         append_event(r, SSE_PING, sizeof(SSE_PING) - 1);
     bool drop = r->overrun || unread_us(r, now_us) > r->s->o.reader_us ||
@@ -357,7 +376,8 @@ bool http_watch_tick(struct http_request *r, int64_t now_us)
 bool http_watch_gives_way(struct http_request *r, int64_t now_us, bool unbegun)
 {
     pthread_mutex_lock(&r->mu);
-    bool waits = (r->asked && !r->has_turn) || (unbegun && r->answer == NONE && !r->keeps_place);
+    bool waits = (r->asked && !r->has_turn) || r->delay_until_us ||
+                 (unbegun && r->answer == NONE && !r->keeps_place);
     bool gives_way = waits || unread_us(r, now_us) > UNREAD_US;
     pthread_mutex_unlock(&r->mu);
     return gives_way;
@@ -529,7 +549,7 @@ enum MHD_Result http_answer_or_sleep(struct http_request *r)
     pthread_mutex_lock(&r->mu);
     if (r->unreachable) {
         ok = MHD_NO;
-    } else if (r->answer != NONE) {
+    } else if (r->answer != NONE && !r->delay_until_us) {
         ok = queue_answer(r);
     } else if (r->hung_up || atomic_load(&r->s->stopping)) {
         r->unreachable = disconnected = true;

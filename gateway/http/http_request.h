@@ -70,6 +70,7 @@ struct http_request {
     size_t out_first;   // bytes of the event that found `out` empty
     size_t out_counted; // bytes of the server's memory, in addition to `counted`
     int64_t written_us;
+    int64_t delay_until_us; // REPLY: it is not sent before this time; 0: it may be sent
     /* When libmicrohttpd got the answer, or last took a part of it. Of a stream that has ended
      * since: when it ended. 0: it has not got it. */
     int64_t taken_us;

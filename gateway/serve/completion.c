@@ -375,14 +375,6 @@ static void end_overdue(struct completion *x, const struct upstream_call *a)
     fail_call(x, a, 429, why);
 }
 
-static void end_refused(struct completion *x, const struct upstream_call *a)
-{
-    if (!a->begun)
-        full_queues_note(&x->g->full, http_payer(x->http), x->model->info->name, a->status.text,
-                         clock_us());
-    fail_call(x, a, 429, a->status.text);
-}
-
 /* a: the first call that failed; NULL: calls were not made because the request was ended. */
 static void end_failed(struct completion *x, const struct upstream_call *a)
 {
@@ -406,7 +398,7 @@ static void end_failed(struct completion *x, const struct upstream_call *a)
     else if (a->status.code == RPC_UNAVAILABLE)
         end_unavailable(x, a);
     else if (a->status.code == RPC_RESOURCE_EXHAUSTED)
-        end_refused(x, a);
+        fail_call(x, a, 429, a->status.text);
     else
         fail_call(x, a, answer_status_of(a->status.code), a->status.text);
 }
@@ -448,11 +440,18 @@ static unsigned n_others(const struct completion *x)
     return x->n_running - 1 - x->waits;
 }
 
-/* Whether one more call has a place, or needs none because it runs alone. A verifier with a full
- * queue refuses one call of a request, not all: the others wait for its first event. */
+/* Full queues refuse one call of a request, not all: the others wait for its first event. Later
+ * they wait for the end of a call while the queue is full for this client. */
+static bool runs_alone(struct completion *x)
+{
+    return !x->begun || full_queues_is_full(&x->g->full, http_payer(x->http),
+                                            x->calls->model->info->name, clock_us());
+}
+
+/* Whether one more call has a place, or needs none because it is the only one. */
 static bool has_place(struct completion *x)
 {
-    if (n_others(x) && !x->begun)
+    if (n_others(x) && runs_alone(x))
         return false;
     if (x->n_places >= n_others(x))
         return true;
@@ -535,10 +534,21 @@ void completion_send(struct completion *x)
     pass_on(send_calls(x));
 }
 
+/* Whether the queue had a place for the call. */
+static void note_queue(struct completion *x, const struct upstream_call *a)
+{
+    ProtobufCBinaryData model = a->model->info->name;
+    if (a->status.code == RPC_OK)
+        full_queues_ended(&x->g->full, http_payer(x->http), model);
+    else if (a->status.code == RPC_RESOURCE_EXHAUSTED && !a->begun)
+        full_queues_note(&x->g->full, http_payer(x->http), model, a->status.text, clock_us());
+}
+
 /* The place of a call that has ended goes to whom it belongs next, before its request asks. */
 static void on_done(struct upstream_call *a)
 {
     struct completion *x = a->user;
+    note_queue(x, a);
     pthread_mutex_lock(&x->answer_mu);
     bool failed =
         a->status.code != RPC_OK || a->malformed || !openai_reply_complete(&x->reply, a->index);

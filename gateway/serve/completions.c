@@ -192,10 +192,21 @@ static void set_loads(struct completion *x, bool loads)
     pthread_mutex_unlock(&x->mu);
 }
 
-/* There is no verifier, or its queue is full. fail_text() says why. */
+/* There is no verifier. fail_text() says why. */
 static void fail_choice(struct completion *x, int err, int status)
 {
     completion_fail(x, status, fail_text(), err == -ENOENT ? "model" : "");
+    completion_unref(x);
+}
+
+/* The queue is full; fail_text() says it. The request keeps no memory until its answer is sent. */
+static void refuse_later(struct completion *x, int64_t send_us)
+{
+    http_delay(x->http, send_us);
+    completion_fail(x, 429, fail_text(), "");
+    openai_request_done(&x->q);
+    free(TAKE(x->prompt));
+    http_charge(x->http, 0);
     completion_unref(x);
 }
 
@@ -231,6 +242,7 @@ static int begin_wait(struct completion *x)
 static void choose_verifier(struct completion *x)
 {
     const struct upstream_want want = {.model = x->q.model, .prompt = x->prompt};
+    int64_t send_us;
     int rc = upstream_take(x->g->upstream, &want, &x->verifier, &x->model);
     if (rc == -EAGAIN && !x->waited && x->g->load_wait_us > 0) {
         rc = begin_wait(x);
@@ -239,9 +251,9 @@ static void choose_verifier(struct completion *x)
     }
     if (rc < 0) {
         fail_choice(x, rc, rc == -ENOENT ? 404 : 503);
-    } else if (full_queues_check(&x->g->full, http_payer(x->http), x->model->info->name,
-                                 clock_us()) < 0) {
-        fail_choice(x, -EAGAIN, 429);
+    } else if (full_queues_check(&x->g->full, http_payer(x->http), x->model->info->name, clock_us(),
+                                 &send_us) < 0) {
+        refuse_later(x, send_us);
     } else if (x->q.template_vars) {
         render_chat(x);
     } else {

@@ -1,6 +1,5 @@
 /* full_queues.c - clients whose requests the full queues of the verifiers refuse. */
 #include <errno.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
@@ -35,24 +34,56 @@ void full_queues_note(struct full_queues *f, const char *payer, ProtobufCBinaryD
     uint64_t key = key_of(f, payer, model);
     struct full_queues_entry *e = &f->entries[key % FULL_QUEUES_ENTRIES];
     pthread_mutex_lock(&f->mu);
-    if (!is_current(e, key, now_us)) {
-        e->key = key;
-        e->since_us = now_us;
-        e->n = 0;
-    }
+    if (!is_current(e, key, now_us))
+        *e = (struct full_queues_entry){
+            .key = key, .since_us = now_us, .last_us = e->key == key ? e->last_us : 0};
     e->n++;
     snprintf(e->text, sizeof(e->text), "%s", text);
     pthread_mutex_unlock(&f->mu);
 }
 
-int full_queues_check(struct full_queues *f, const char *payer, ProtobufCBinaryData model,
-                      int64_t now_us)
+void full_queues_ended(struct full_queues *f, const char *payer, ProtobufCBinaryData model)
 {
     uint64_t key = key_of(f, payer, model);
-    const struct full_queues_entry *e = &f->entries[key % FULL_QUEUES_ENTRIES];
+    struct full_queues_entry *e = &f->entries[key % FULL_QUEUES_ENTRIES];
     pthread_mutex_lock(&f->mu);
-    bool full = is_current(e, key, now_us) && e->n >= FULL_QUEUES_MAX;
+    if (e->key == key && e->n)
+        e->n--;
+    pthread_mutex_unlock(&f->mu);
+}
+
+static bool is_full(const struct full_queues_entry *e, uint64_t key, int64_t now_us)
+{
+    return is_current(e, key, now_us) && e->n >= FULL_QUEUES_MAX;
+}
+
+bool full_queues_is_full(struct full_queues *f, const char *payer, ProtobufCBinaryData model,
+                         int64_t now_us)
+{
+    uint64_t key = key_of(f, payer, model);
+    pthread_mutex_lock(&f->mu);
+    bool full = is_full(&f->entries[key % FULL_QUEUES_ENTRIES], key, now_us);
+    pthread_mutex_unlock(&f->mu);
+    return full;
+}
+
+/* When the next error of this payer is sent. */
+static int64_t take_turn(struct full_queues_entry *e, int64_t now_us)
+{
+    int64_t next_us = e->last_us + FULL_QUEUES_PACE_US, latest_us = now_us + FULL_QUEUES_DELAY_US;
+    e->last_us = next_us < now_us ? now_us : next_us > latest_us ? latest_us : next_us;
+    return e->last_us;
+}
+
+int full_queues_check(struct full_queues *f, const char *payer, ProtobufCBinaryData model,
+                      int64_t now_us, int64_t *ret_send_us)
+{
+    uint64_t key = key_of(f, payer, model);
+    struct full_queues_entry *e = &f->entries[key % FULL_QUEUES_ENTRIES];
+    pthread_mutex_lock(&f->mu);
+    bool full = is_full(e, key, now_us);
     int rc = full ? fail(-EAGAIN, "%s", e->text) : 0;
+    *ret_send_us = full ? take_turn(e, now_us) : 0;
     pthread_mutex_unlock(&f->mu);
     return rc;
 }

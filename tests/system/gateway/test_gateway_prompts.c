@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "base/clock.h"
 #include "base/mem.h"
 #include "lib/lib.h"
 #include "lib/rigs/services.h"
@@ -177,6 +178,28 @@ static void one_prompt_asks_before_the_others(void **state)
     gateway_await_running(stage.verifier, 0);
 }
 
+/* Some of the first requests are calls before the first refusal is there. Then one error is sent
+ * each 10 ms, apart from two in 0.1 s. Another client waits for none of them. */
+static void errors_of_a_full_queue_are_sent_one_after_the_other(void **state)
+{
+    (void)state;
+    enum { N = 40, ROUNDS = 3 };
+    struct http_client c[N], other;
+    int64_t from_us = clock_us();
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        for (unsigned i = 0; i < N; i++)
+            asks(&c[i], stage.port, "\"status 8\"", "");
+        asks_from(&other, 2, stage.port, "\"say 1\"", "");
+        is(http_client_read(&other, 20000), 200, "w0");
+        http_client_close(&other);
+        for (unsigned i = 0; i < N; i++) {
+            is(http_client_read(&c[i], 20000), 429, "as you asked");
+            http_client_close(&c[i]);
+        }
+    }
+    assert_true(clock_us() - from_us > 250000);
+}
+
 #define N_BATCHES 8
 
 /* Each of the first client's requests has one call, and PLACES calls more run for all of them. */
@@ -339,6 +362,7 @@ int main(void)
         cmocka_unit_test(a_failing_prompt_ends_all_and_is_named),
         cmocka_unit_test(prompts_over_the_limit_run_later),
         cmocka_unit_test(one_prompt_asks_before_the_others),
+        cmocka_unit_test(errors_of_a_full_queue_are_sent_one_after_the_other),
         cmocka_unit_test(clients_share_the_places_of_further_prompts),
         cmocka_unit_test(requests_that_share_places_are_all_answered),
         cmocka_unit_test(common_fields_of_prompts_are_stored_once),

@@ -299,6 +299,41 @@ static void a_request_gives_way_until_work_on_it_begins(void **state)
     }
 }
 
+/* It is sent by the first tick after its time, or when the server drains. */
+static void a_delayed_answer_waits(void **state)
+{
+    for (unsigned drains = 0; drains < 2; drains++) {
+        http_delay(r, now_us + 1000);
+        reply(429, "0123456789");
+        assert_int_equal(http_answer_or_sleep(r), MHD_YES);
+        assert_true(mhd.suspended);
+        assert_false(http_watch_tick(r, now_us + 999));
+        assert_true(mhd.suspended);
+        assert_true(http_watch_gives_way(r, now_us, false));
+        atomic_store(&server.draining, drains);
+        assert_false(http_watch_tick(r, now_us + (drains ? 0 : 1000)));
+        assert_false(mhd.suspended);
+        assert_int_equal(http_answer_or_sleep(r), MHD_YES);
+        assert_int_equal(mhd.status, 429);
+        assert_false(http_watch_gives_way(r, now_us, false));
+        end(state);
+        start(state);
+    }
+}
+
+static void a_delay_may_end_before_the_answer(void **state)
+{
+    (void)state;
+    http_delay(r, now_us + 1000);
+    assert_int_equal(http_answer_or_sleep(r), MHD_YES);
+    http_watch_tick(r, now_us + 1000);
+    assert_true(mhd.suspended); // there is no answer
+    reply(429, "0123456789");
+    assert_false(mhd.suspended);
+    assert_int_equal(http_answer_or_sleep(r), MHD_YES);
+    assert_int_equal(mhd.status, 429);
+}
+
 static void refusals_for_load_say_when_to_try_again(void **state)
 {
     (void)state;
@@ -837,6 +872,8 @@ int main(void)
         CASE(a_reader_that_stalls_is_dropped),
         CASE(an_unread_answer_gives_way),
         CASE(a_request_gives_way_until_work_on_it_begins),
+        CASE(a_delayed_answer_waits),
+        CASE(a_delay_may_end_before_the_answer),
         CASE(refusals_for_load_say_when_to_try_again),
         CASE(an_answer_may_close_its_connection),
         CASE(sixteen_fields_may_be_added),

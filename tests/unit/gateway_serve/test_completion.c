@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/clock.h"
 #include "gateway/openai/openai_writer.h"
 #include "gateway/serve/completion.h"
 #include "gateway/http/http_request.h"
@@ -150,6 +151,60 @@ static void one_call_runs_until_the_first_event(void **state)
         end_one();
     assert_int_equal(http->status, 200);
     http_unref(http);
+}
+
+/* Those that were made run on. */
+static void further_calls_wait_while_the_queue_is_full(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    static const ProtobufCBinaryData none;
+    (void)state;
+    struct http_request *http = new_http();
+    struct completion *x = generation_of(&g, http, N_PROMPTS);
+    full_queues_init(&g.full);
+    for (unsigned i = 0; i <= FULL_QUEUES_MAX; i++)
+        full_queues_note(&g.full, "", none, "full", clock_us() + 3600000000); // an hour is enough
+    x->begun = true;
+    played.n = played.n_ended = 0;
+    completion_send(x);
+    assert_int_equal(played.n, 1);
+    end_one(); // FULL_QUEUES_MAX refusals are left
+    assert_int_equal(played.n, 2);
+    end_one();
+    assert_int_equal(played.n, N_PROMPTS);
+    while (played.n_ended < played.n)
+        end_one();
+    assert_int_equal(http->status, 200);
+    http_unref(http);
+    full_queues_done(&g.full);
+}
+
+static void refusals_of_calls_are_noted(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    static const ProtobufCBinaryData none;
+    (void)state;
+    full_queues_init(&g.full);
+    for (unsigned begun = 0; begun < 2; begun++) {
+        struct http_request *http = new_http();
+        struct completion *x = generation_of(&g, http, N_PROMPTS);
+        x->begun = true;
+        memset(g.full.entries, 0, sizeof(g.full.entries));
+        played.n = 0;
+        completion_send(x);
+        assert_int_equal(played.n, N_PROMPTS);
+        for (unsigned i = 0; i < N_PROMPTS; i++) {
+            played.calls[i]->begun = begun; // else it was displaced later
+            played.calls[i]->status.code = RPC_RESOURCE_EXHAUSTED;
+            played.calls[i]->events->on_done(played.calls[i]);
+        }
+        assert_int_equal(full_queues_is_full(&g.full, "", none, clock_us()), !begun);
+        assert_int_equal(http->status, 429);
+        http_unref(http);
+    }
+    full_queues_done(&g.full);
 }
 
 /* An answer that has begun has lost its verifier; then the queue is not the reason. */
@@ -677,6 +732,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_prompt_is_sent_whenever_earlier_calls_end),
         cmocka_unit_test(one_call_runs_until_the_first_event),
+        cmocka_unit_test(further_calls_wait_while_the_queue_is_full),
+        cmocka_unit_test(refusals_of_calls_are_noted),
         cmocka_unit_test(only_a_request_that_has_not_begun_waits_in_a_queue),
         cmocka_unit_test(calls_that_wait_for_a_verifier_end_with_the_gateway),
         cmocka_unit_test(ids_of_a_running_answer_have_their_memory_when_it_is_full),

@@ -314,6 +314,8 @@ static void a_full_queue_is_not_asked_again_and_again(void **state)
     }
     assert_in_range(n, FULL_QUEUES_MAX, 999);
     refused(429, "the queue is full: 7 wait");
+    assert_true(r->delay_until_us > 0);
+    assert_int_equal(request_memory_used(server.memory), 0); // it keeps none while it waits
 }
 
 static void a_request_larger_than_its_body_is_charged(void **state)
