@@ -19,25 +19,31 @@
 #include "rpc/rpc_frames.h"
 #include "rpc/rpc_peers.h"
 #include "rpc/rpc_rate.h"
+#include "rpc/rpc_roles.h"
 
 #define MAX_FDS (1 << 20) // more than a process usually may open
+
+/* A connection of gRPC core. */
+struct connection {
+    struct rpc_frames frames;
+    bool pays;          // for its calls
+    uint8_t client[16]; // who pays: as of rpc_peer_client(), or the begin of a certificate's hash
+    unsigned n_settled; // connections that share the rate of the settled ones; 0: it is not one
+    int64_t due_us;     // of its share, see rpc_rate_pass()
+};
 
 /* What is known of a descriptor's socket. It stays when the descriptor is closed. */
 struct wire {
     pthread_mutex_t mu;
     ino_t socket; // the last one with this descriptor
-    struct rpc_frames frames;
-    uint8_t client[16]; // as of rpc_peer_client(); valid if is_tcp
-    bool is_tcp;
-    unsigned n_settled; // connections that share the rate of the settled ones; 0: it is not one
-    int64_t due_us;     // of its share, see rpc_rate_pass()
+    struct connection connection;
 };
 
 static struct {
     pthread_once_t once;
     ssize_t (*recvmsg)(int fd, struct msghdr *m, int flags);
     int (*ssl_read)(SSL *ssl, void *to, int n);
-    int frames_of_ssl; // the index of a connection's rpc_frames
+    int index; // of the struct connection in an SSL
     struct metric *ended;
     struct log_pace pace;
 } next = {.once = PTHREAD_ONCE_INIT};
@@ -57,11 +63,12 @@ static pthread_mutex_t *mutex_of(const void *ssl)
     return &tls_mu[(uintptr_t)ssl / 64 % ARRAY_LEN(tls_mu)];
 }
 
-static void free_frames(void *ssl, void *frames, CRYPTO_EX_DATA *all, int index, long n, void *p)
+static void free_connection(void *ssl, void *connection, CRYPTO_EX_DATA *all, int index, long n,
+                            void *p)
 {
     (void)all, (void)index, (void)n, (void)p;
     pthread_mutex_lock(mutex_of(ssl));
-    free(frames);
+    free(connection);
     pthread_mutex_unlock(mutex_of(ssl));
 }
 
@@ -70,7 +77,7 @@ static void init(void)
     calls.rate.seed = rng_secret();
     *(void **)&next.recvmsg = dlsym(RTLD_NEXT, "recvmsg");
     *(void **)&next.ssl_read = dlsym(RTLD_NEXT, "SSL_read");
-    next.frames_of_ssl = SSL_get_ex_new_index(0, NULL, NULL, NULL, free_frames);
+    next.index = SSL_get_ex_new_index(0, NULL, NULL, NULL, free_connection);
     next.ended = metrics_counter("tandem_rpc_ended_connections_total",
                                  "gRPC connections ended because their peer abused the service.",
                                  "reason=\"frames\"");
@@ -89,6 +96,30 @@ static void report(const char *from)
         log_warn("connection ended, its peer sends an endless header, or too many frames or calls "
                  "from=%s reason=frames ended=%u",
                  from, n);
+}
+
+/* ---- what may pass ---- */
+
+static bool call_passes(struct connection *c, int64_t now_us)
+{
+    if (c->n_settled && rpc_rate_pass(&c->due_us, &calls.rate.limit, c->n_settled, now_us))
+        return true;
+    pthread_mutex_lock(&calls.mu);
+    bool ok = rpc_rate_take(&calls.rate, c->client, now_us);
+    pthread_mutex_unlock(&calls.mu);
+    return ok;
+}
+
+/* Whether the next bytes of the peer may pass. */
+static bool bytes_pass(struct connection *c, const void *bytes, size_t n, int64_t now_us)
+{
+    uint64_t before = c->frames.n_calls;
+    bool ok = rpc_frames_pass(&c->frames, bytes, n, now_us);
+    for (uint64_t i = before; c->pays && ok && i < c->frames.n_calls; i++)
+        ok = call_passes(c, now_us);
+    if (!ok)
+        c->frames.state = RPC_FRAMES_OVER;
+    return ok;
 }
 
 /* ---- without TLS ---- */
@@ -111,53 +142,46 @@ static struct wire *wire_of(int fd, ino_t *ret_socket)
     return w;
 }
 
-static bool message_passes(struct rpc_frames *f, const struct msghdr *m, size_t n)
+static bool message_passes(struct connection *c, const struct msghdr *m, size_t n)
 {
     int64_t now_us = clock_us();
     bool ok = true;
     for (size_t i = 0; i < m->msg_iovlen && n && ok; i++) {
         size_t part = m->msg_iov[i].iov_len < n ? m->msg_iov[i].iov_len : n;
-        ok = rpc_frames_pass(f, m->msg_iov[i].iov_base, part, now_us);
+        ok = bytes_pass(c, m->msg_iov[i].iov_base, part, now_us);
         n -= part;
     }
     return ok;
+}
+
+/* False: fd is no unix socket, or its other end is the own user. */
+static bool is_other_user(int fd, sa_family_t family, uint8_t ret_client[16])
+{
+    struct ucred peer = {.uid = (uid_t)-1};
+    if (family != AF_UNIX || rpc_roles_is_own_user(fd))
+        return false;
+    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &(socklen_t){sizeof(peer)});
+    memset(ret_client, 0, 16);
+    memcpy(ret_client, "user", 4); // no address of the internet begins so
+    memcpy(ret_client + 4, &peer.uid, sizeof(peer.uid));
+    return true;
 }
 
 /* With its lock: another socket has the descriptor. One without a peer was reset before its first
  * byte was read. Its calls have nobody to answer to, and nobody to be counted for. */
 static void begin(struct wire *w, int fd, ino_t socket)
 {
+    struct connection *c = &w->connection;
     struct sockaddr_storage a = {0};
     struct rpc_peer_address peer;
     w->socket = socket;
-    w->frames = (struct rpc_frames){0};
-    w->n_settled = 0;
-    w->due_us = 0;
+    *c = (struct connection){0};
     if (getpeername(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}) < 0)
-        w->frames.state = RPC_FRAMES_OVER;
-    w->is_tcp = rpc_peer_address_of(&a, &peer);
-    if (w->is_tcp)
-        rpc_peer_client(&peer, w->client);
-}
-
-/* With its lock: another call of this connection begins. */
-static bool call_passes(struct wire *w, int64_t now_us)
-{
-    if (w->n_settled && rpc_rate_pass(&w->due_us, &calls.rate.limit, w->n_settled, now_us))
-        return true;
-    pthread_mutex_lock(&calls.mu);
-    bool ok = rpc_rate_take(&calls.rate, w->client, now_us);
-    pthread_mutex_unlock(&calls.mu);
-    return ok;
-}
-
-static bool calls_pass(struct wire *w, uint64_t n)
-{
-    int64_t now_us = clock_us();
-    bool ok = true;
-    for (uint64_t i = 0; i < n && ok && w->is_tcp; i++)
-        ok = call_passes(w, now_us);
-    return ok;
+        c->frames.state = RPC_FRAMES_OVER;
+    bool is_tcp = rpc_peer_address_of(&a, &peer);
+    if (is_tcp)
+        rpc_peer_client(&peer, c->client);
+    c->pays = is_tcp || is_other_user(fd, a.ss_family, c->client);
 }
 
 void rpc_wire_settled(int fd, unsigned n)
@@ -168,7 +192,7 @@ void rpc_wire_settled(int fd, unsigned n)
         return;
     pthread_mutex_lock(&w->mu);
     if (w->socket == socket)
-        w->n_settled = n;
+        w->connection.n_settled = n;
     pthread_mutex_unlock(&w->mu);
 }
 
@@ -184,11 +208,8 @@ static bool received(int fd, const struct msghdr *m, size_t n, bool *ret_ends)
     pthread_mutex_lock(&w->mu);
     if (w->socket != socket)
         begin(w, fd, socket);
-    uint64_t before = w->frames.n_calls;
-    bool over = w->frames.state == RPC_FRAMES_OVER;
-    bool ok = message_passes(&w->frames, m, n) && calls_pass(w, w->frames.n_calls - before);
-    if (!ok)
-        w->frames.state = RPC_FRAMES_OVER;
+    bool over = w->connection.frames.state == RPC_FRAMES_OVER;
+    bool ok = message_passes(&w->connection, m, n);
     pthread_mutex_unlock(&w->mu);
     *ret_ends = !ok && !over;
     return ok;
@@ -223,16 +244,26 @@ __attribute__((visibility("default"))) ssize_t recvmsg(int fd, struct msghdr *m,
 
 /* ---- with TLS ---- */
 
-/* NULL: there is no memory. */
-static struct rpc_frames *frames_of(SSL *ssl)
+/* Each client of a server has a certificate. */
+static void begin_tls(struct connection *c, const SSL *ssl)
 {
-    struct rpc_frames *f = SSL_get_ex_data(ssl, next.frames_of_ssl);
-    if (f)
-        return f;
-    f = rpc_alloc(1, sizeof(*f));
-    if (SSL_set_ex_data(ssl, next.frames_of_ssl, f))
-        return f;
-    free(f);
+    uint8_t hash[EVP_MAX_MD_SIZE] = {0};
+    const X509 *x = SSL_is_server(ssl) ? SSL_get0_peer_certificate(ssl) : NULL;
+    c->pays = x && X509_digest(x, EVP_sha256(), hash, NULL);
+    memcpy(c->client, hash, sizeof(c->client));
+}
+
+/* NULL: there is no memory. */
+static struct connection *connection_of(SSL *ssl)
+{
+    struct connection *c = SSL_get_ex_data(ssl, next.index);
+    if (c)
+        return c;
+    c = rpc_alloc(1, sizeof(*c));
+    begin_tls(c, ssl);
+    if (SSL_set_ex_data(ssl, next.index, c))
+        return c;
+    free(c);
     return NULL;
 }
 
@@ -240,9 +271,9 @@ static struct rpc_frames *frames_of(SSL *ssl)
 static bool decrypted(SSL *ssl, const void *bytes, size_t n, bool *ret_ends)
 {
     pthread_mutex_lock(mutex_of(ssl));
-    struct rpc_frames *f = frames_of(ssl);
-    bool over = f && f->state == RPC_FRAMES_OVER;
-    bool ok = !f || rpc_frames_pass(f, bytes, n, clock_us());
+    struct connection *c = connection_of(ssl);
+    bool over = c && c->frames.state == RPC_FRAMES_OVER;
+    bool ok = !c || bytes_pass(c, bytes, n, clock_us());
     pthread_mutex_unlock(mutex_of(ssl));
     *ret_ends = !ok && !over;
     return ok;

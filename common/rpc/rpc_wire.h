@@ -8,13 +8,15 @@
  * Private to common/rpc. Threads: any. */
 #pragma once
 
-/* Calls of one client over TCP without TLS. gRPC core needs 10 KB and some 10 us for each, also if
- * the client closes the connection before we know of the call. A client has this rate twice:
+/* Calls of one client. This is an address over TCP without TLS, a certificate over TLS, or another
+ * user at a unix socket. gRPC core needs 10 KB and some 10 us for each call, also if the client
+ * closes the connection before we know of the call. A client over TCP has this rate twice:
  * - Its settled connections (rpc_peers.h) have equal shares of the first one. A gateway makes some
  *   1,000 calls per second; with the most settled connections, its share is 500.
  * - All of its connections together have the second one. A settled connection pays from its own
  *   share first.
- * The connection whose call finds neither ends. */
+ * The connection whose call finds neither ends. The own user has no limit: a gateway passes on what
+ * its clients send. */
 #define RPC_WIRE_CALLS_PER_S 8000 // in the long run
 #define RPC_WIRE_CALLS_BURST 8192 // streams that a connection may have open
 

@@ -17,6 +17,7 @@ STATS = "/tandem.v1.Stats/GetStats"
 DRAFTS = ["/tandem.v1.Proposer/Describe", "/tandem.v1.Proposer/Draft"]
 GENERATES = [f"/tandem.v1.Verifier/{m}" for m in ["Generate", "Verify", "GetModel", "Tokenize", "Detokenize"]]
 HEALTH = "/grpc.health.v1.Health/Check"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # of HTTP/2, and empty SETTINGS
 # certificate: the methods that it may call besides health
 AT_VERIFIER = {"client": GENERATES, "gateway": [*GENERATES, STATS], "verifier": [], "proposer": [],
                "operator": [*GENERATES, STATS, SETS], None: []}
@@ -80,17 +81,30 @@ class Roles(Folder):
             self.check(f"127.0.0.1:{self.proposer_port}", role, [*DRAFTS, STATS, HEALTH], allowed)
         self.verifier.wait(f"call refused method={SETS} role=proposer from=ipv4:127.0.0.1:")
 
+    def connect(self, role):
+        """A TLS connection to the verifier that sends its own frames."""
+        context = ssl.create_default_context(cafile=self.ours.ca)
+        context.check_hostname = False
+        context.load_cert_chain(*self.certs[role])
+        context.set_alpn_protocols(["h2"])
+        with socket.create_connection(("127.0.0.1", int(self.port)), LIMIT_S) as plain:
+            return context.wrap_socket(plain)
+
+    def test_calls_of_a_certificate_have_a_rate(self):
+        """8,192 at a time, and 8,000 per second. The service reads frames far faster."""
+        frames = [bytes([0, 0, 1, 1, 5]) + stream.to_bytes(4, "big") + b"\x83" for stream in range(1, 800001, 2)]
+        with self.connect("client") as c, self.assertRaises((ConnectionError, ssl.SSLError)):
+            c.sendall(PREFACE)
+            for i in range(0, len(frames), 1000):
+                c.sendall(b"".join(frames[i:i + 1000]))
+        self.check(f"127.0.0.1:{self.port}", "gateway", [*GENERATES, HEALTH], GENERATES)
+
     def test_an_endless_header_ends_a_tls_connection(self):
-        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
         field = b"\0\x01a\x7f\x80\x80\x80\x04"  # its value has 8 MiB
         header = bytes([0, 0, len(field), 1, 0, 0, 0, 0, 1]) + field
         part = bytes([0, 0, 1, 9, 0, 0, 0, 0, 1]) + b"a"
-        context = ssl.create_default_context(cafile=self.ours.ca)
-        context.check_hostname = False
-        context.load_cert_chain(*self.certs["client"])
-        context.set_alpn_protocols(["h2"])
-        with socket.create_connection(("127.0.0.1", int(self.port)), LIMIT_S) as plain, context.wrap_socket(plain) as c:
-            c.sendall(preface + header + 9 * part)
+        with self.connect("client") as c:
+            c.sendall(PREFACE + header + 9 * part)
             try:
                 while c.recv(65536):
                     pass

@@ -1,6 +1,7 @@
 /* test_rpc_wire.c - connections whose peer sends endless headers end, on both sides. */
 #include <errno.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -11,6 +12,30 @@
 #include "lib/clients/http2_client.h"
 #include "lib/rigs/rpc_rig.h"
 #include "rpc/rpc_frames.h"
+#include "rpc/rpc_wire.h"
+
+/* ---- the time, and the user at the other end of a socket; the linker hands calls to these ---- */
+
+static atomic_int_fast64_t stopped_us; // the time of the clock if it stands; 0: it runs
+static atomic_bool other_user;         // it is not the own user
+
+int64_t __real_clock_us(void);
+int64_t __wrap_clock_us(void);
+int64_t __wrap_clock_us(void)
+{
+    int64_t stopped = atomic_load(&stopped_us);
+    return stopped ? stopped : __real_clock_us();
+}
+
+int __real_getsockopt(int fd, int level, int name, void *value, socklen_t *len);
+int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *len);
+int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *len)
+{
+    int rc = __real_getsockopt(fd, level, name, value, len);
+    if (rc == 0 && level == SOL_SOCKET && name == SO_PEERCRED && atomic_load(&other_user))
+        ((struct ucred *)value)->uid = geteuid() + 1;
+    return rc;
+}
 
 static int ended(void)
 {
@@ -52,6 +77,43 @@ static void a_closed_connection_is_forgotten(void **state)
         http2_client_close(&next);
     }
     assert_int_equal(ended(), before);
+}
+
+/* Makes calls until the connection ends, at most `most`. Returns their number. */
+static int call_until_end(const struct rpc_rig *r, int most)
+{
+    enum { EACH = 64 };
+    struct http2_client c = http2_client_open(r->path);
+    int n = 0;
+    bool open = true;
+    for (; open && n < most; n += EACH) {
+        for (int i = 0; i < EACH; i++)
+            http2_client_call(&c, "/test/Echo");
+        open = http2_client_await(&c, (unsigned)(n + EACH));
+    }
+    http2_client_close(&c);
+    return n;
+}
+
+/* All connections of the user count together. The own user has no limit. */
+static void calls_of_another_user_have_a_rate(void **state)
+{
+    struct rpc_rig *r = *state;
+    int before = ended();
+    atomic_store(&stopped_us, __real_clock_us());
+    assert_true(call_until_end(r, 2 * RPC_WIRE_CALLS_BURST) >= 2 * RPC_WIRE_CALLS_BURST);
+    assert_int_equal(ended(), before);
+    atomic_store(&other_user, true);
+    assert_true(call_until_end(r, RPC_WIRE_CALLS_BURST / 2) >= RPC_WIRE_CALLS_BURST / 2);
+    assert_int_equal(ended(), before);
+    assert_in_range(call_until_end(r, 2 * RPC_WIRE_CALLS_BURST), RPC_WIRE_CALLS_BURST / 2,
+                    RPC_WIRE_CALLS_BURST / 2 + 64);
+    assert_int_equal(ended(), before + 1);
+    atomic_fetch_add(&stopped_us, 1000000);
+    assert_true(call_until_end(r, RPC_WIRE_CALLS_PER_S / 2) >= RPC_WIRE_CALLS_PER_S / 2);
+    assert_int_equal(ended(), before + 1);
+    atomic_store(&other_user, false);
+    atomic_store(&stopped_us, 0);
 }
 
 /* ---- what servers send ---- */
@@ -181,6 +243,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         RPC_RIG_TEST(an_endless_header_ends_its_connection),
         RPC_RIG_TEST(a_closed_connection_is_forgotten),
+        RPC_RIG_TEST(calls_of_another_user_have_a_rate),
         RPC_RIG_TEST(a_server_with_an_endless_header_loses_its_client),
         cmocka_unit_test(other_bytes_pass),
     };
