@@ -266,10 +266,15 @@ static void on_connection(void *cls, struct MHD_Connection *c, void **context,
     struct http_server *s = cls;
     const union MHD_ConnectionInfo *i =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
-    if (code == MHD_CONNECTION_NOTIFY_CLOSED)
+    const union MHD_ConnectionInfo *tls =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+    if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
         connections_close(s->connections, *context);
-    else
-        *context = i ? connections_open(s->connections, i->connect_fd, c) : NULL;
+        return;
+    }
+    if (tls)
+        http_tls_limit(tls->tls_session);
+    *context = i ? connections_open(s->connections, i->connect_fd, c) : NULL;
 }
 
 static bool may_sign(void *user, struct MHD_Connection *c)

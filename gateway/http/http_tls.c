@@ -2,17 +2,24 @@
 #include <errno.h>
 #include <gnutls/abstract.h>
 #include <gnutls/gnutls.h>
+#include <stdatomic.h>
 #include <stddef.h>
+#include <sys/socket.h>
 #include "base/err.h"
 #include "gateway/http/http_tls.h"
 
-#define CHAIN_MAX 16 // certificates in the file
+#define CHAIN_MAX 16      // certificates in the file
+#define MAX_FDS (1 << 20) // more than a process usually may open
+#define COMPLETE (-1)
 
 static struct {
     struct cert_files *files;
     http_tls_may_sign *may_sign;
     void *user;
 } in_use;
+
+/* Bytes that each socket has received in its handshake; COMPLETE: it is. */
+static atomic_int received[MAX_FDS];
 
 static gnutls_datum_t datum(const struct secret *s)
 {
@@ -89,6 +96,41 @@ void http_tls_use(struct cert_files *files, http_tls_may_sign *may_sign, void *u
     in_use.files = files;
     in_use.may_sign = may_sign;
     in_use.user = user;
+}
+
+/* Reads for GnuTLS. */
+static ssize_t pull(gnutls_transport_ptr_t socket, void *to, size_t n)
+{
+    int fd = (int)(intptr_t)socket, before = fd < MAX_FDS ? atomic_load(&received[fd]) : COMPLETE;
+    if (before > HTTP_TLS_HANDSHAKE_MAX) {
+        errno = ECONNRESET;
+        return -1;
+    }
+    ssize_t got = recv(fd, to, n, 0);
+    if (got > 0 && before != COMPLETE)
+        atomic_store(&received[fd], before + (int)got);
+    return got;
+}
+
+/* The client's Finished is the last that it sends. */
+static int on_finished(gnutls_session_t session, unsigned type, unsigned when, unsigned incoming,
+                       const gnutls_datum_t *message)
+{
+    (void)type, (void)when, (void)message;
+    int fd = gnutls_transport_get_int(session);
+    if (incoming && fd < MAX_FDS)
+        atomic_store(&received[fd], COMPLETE);
+    return 0;
+}
+
+void http_tls_limit(void *session)
+{
+    int fd = gnutls_transport_get_int(session);
+    if (fd < MAX_FDS)
+        atomic_store(&received[fd], 0);
+    gnutls_transport_set_pull_function(session, pull);
+    gnutls_handshake_set_hook_function(session, GNUTLS_HANDSHAKE_FINISHED, GNUTLS_HOOK_POST,
+                                       on_finished);
 }
 
 void *http_tls_callback(void)

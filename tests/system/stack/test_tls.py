@@ -118,11 +118,15 @@ class Https(Folder):
         cls.port = int(cls.gateway.wait(r"listening on 127\.0\.0\.1:(\d+)").group(1))
         cls.gateway.wait("verifier ready")
 
-    def connect(self, version=None):
+    def context(self, version=None):
         context = ssl.create_default_context(cafile=self.ours.ca)
         if version:
             context.set_ciphers("DEFAULT@SECLEVEL=0")
             context.minimum_version = context.maximum_version = version
+        return context
+
+    def connect(self, version=None):
+        context = self.context(version)
         return http.client.HTTPSConnection("127.0.0.1", self.port, context=context, timeout=LIMIT_S)
 
     def stream(self, version=None, n=20):
@@ -168,6 +172,35 @@ class Https(Folder):
             s.sendall(b"\x16\x03\x01\x02\x00\x01")
             self.assertNotIn(b"HTTP/1", s.recv(4096))
         self.stream()
+
+    def test_a_handshake_has_few_bytes_and_a_request_many(self):
+        request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-API-Key: %s\r\nContent-Length: 60000\r\n\r\n" % KEY.encode()
+        for version in [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]:
+            context = self.context(version)
+            context.set_alpn_protocols(20 * ["x" * 250])
+            with socket.create_connection(("127.0.0.1", self.port), LIMIT_S) as plain, \
+                    context.wrap_socket(plain, server_hostname="127.0.0.1") as s:
+                s.sendall(request + b" " * 60000)
+                self.assertIn(b"HTTP/1.1 400", s.recv(4096))
+            context.set_alpn_protocols(200 * ["x" * 250])
+            with socket.create_connection(("127.0.0.1", self.port), LIMIT_S) as plain, self.assertRaises((ssl.SSLError, ConnectionError)):
+                context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+    def test_the_rest_of_a_long_hello_is_not_awaited(self):
+        hello = b"\x01\x01\xff\xf0\x03\x03" + 16378 * b"\0"  # 128 KiB are announced
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT_S) as s:
+                begun = time.monotonic()
+                s.sendall(b"\x16\x03\x01\x40\0" + hello)
+                try:
+                    while s.recv(4096):
+                        pass
+                except ConnectionError:
+                    pass
+                took = time.monotonic() - begun
+            if took < 0.8:  # request_timeout is 1 s
+                return
+        self.fail(f"the connection lasted {took} s")
 
     def test_the_openai_client_works_over_tls(self):
         if not os.path.isdir(os.path.join(CLIENTS, "node_modules", "openai")):
