@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -20,6 +21,7 @@
 #include "rpc/rpc_rate.h"
 
 #define TAKEN_MS 10
+#define USERS_PART 4 // other users have 1 / USERS_PART of the descriptors
 
 static atomic_bool watched[UINT16_MAX + 1];
 
@@ -53,7 +55,7 @@ static void init_gate(void)
     for (int i = 0; i < N_REASONS; i++)
         refused[i].count =
             metrics_counter("tandem_rpc_refused_connections_total",
-                            "TCP connections closed when they were accepted.", refused[i].label);
+                            "Connections closed when they were accepted.", refused[i].label);
     gate.rate.seed = rng_secret();
     fill_reserve();
 }
@@ -169,4 +171,18 @@ __attribute__((visibility("default"))) int accept4(int fd, struct sockaddr *a, s
         *len = from.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
     }
     return c;
+}
+
+/* The system gives out the lowest free descriptor. */
+bool rpc_accept_keeps(int fd)
+{
+    struct sockaddr_storage a = {0};
+    struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
+    getsockname(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)});
+    getrlimit(RLIMIT_NOFILE, &limit);
+    if (a.ss_family != AF_UNIX || (rlim_t)fd < limit.rlim_cur / USERS_PART)
+        return true;
+    report(DESCRIPTORS); // before the client notices
+    close(fd);
+    return false;
 }

@@ -51,6 +51,8 @@ static void add_connection(void *user, int fd, unsigned door)
     struct rpc_server *s = user;
     if (door == DOOR_CLIENT && rpc_roles_is_own_user(fd))
         door = DOOR_OWN;
+    else if (door == DOOR_CLIENT && !rpc_accept_keeps(fd))
+        return;
     grpc_server_add_channel_from_fd(s->doors[door].core, fd, s->creds);
 }
 

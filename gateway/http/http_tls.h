@@ -15,8 +15,8 @@ int http_tls_check(const struct cert_text *t);
 struct MHD_Connection;
 typedef bool http_tls_may_sign(void *user, struct MHD_Connection *c);
 void http_tls_use(struct cert_files *files, http_tls_may_sign *may_sign, void *user);
-/* The most bytes of a client until its handshake is complete. Browsers need 2 to 5 KiB. GnuTLS alone
- * would keep 128 KiB of an unfinished ClientHello, and work 6 ms on one of 115 KB. */
+/* The most bytes of a client until its handshake is complete. Browsers need 2 to 5 KiB. GnuTLS
+ * alone would keep 128 KiB of an unfinished ClientHello, and work 6 ms on one of 115 KB. */
 #define HTTP_TLS_HANDSHAKE_MAX 8192
 /* Sets this limit for a new connection of the server. session: of GnuTLS, with a socket. */
 void http_tls_limit(void *session);

@@ -1,5 +1,6 @@
 /* test_verifier_churn.c - many requests with several choices take seats, places and KV blocks from
- * each other, while clients pause and leave. Each answer ends, and has the bits that it has alone. */
+ * each other, while clients pause and leave. Each answer ends, and has the bits that it has when it
+ * runs alone. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

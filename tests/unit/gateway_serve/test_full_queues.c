@@ -88,7 +88,7 @@ static void errors_are_sent_one_after_the_other(void **state)
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(sent(now_us), now_us + i * FULL_QUEUES_PACE_US);
     assert_int_equal(sent(now_us + FULL_QUEUES_PACE_US), now_us + 3 * FULL_QUEUES_PACE_US);
-    refuse("a", FULL_QUEUES_MAX, now_us + FULL_QUEUES_US); // the errors of before still wait
+    refuse("a", FULL_QUEUES_MAX, now_us + FULL_QUEUES_US); // earlier errors still wait
     int64_t last_us = 0;
     for (unsigned i = 0; i < 1000; i++)
         last_us = sent(now_us + FULL_QUEUES_US);

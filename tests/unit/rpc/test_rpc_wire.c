@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -114,6 +115,40 @@ static void calls_of_another_user_have_a_rate(void **state)
     assert_int_equal(ended(), before + 1);
     atomic_store(&other_user, false);
     atomic_store(&stopped_us, 0);
+}
+
+static int refused(void)
+{
+    return (int)metrics_value(
+        metrics_counter("tandem_rpc_refused_connections_total", "", "reason=\"descriptors\""));
+}
+
+static void another_user_leaves_descriptors_to_the_own_one(void **state)
+{
+    enum { FEW = 400, N = 100 };
+    struct rpc_rig *r = *state;
+    struct rlimit limit, few;
+    struct http2_client c[N];
+    int n_served = 0, before = refused();
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    few = (struct rlimit){.rlim_cur = FEW, .rlim_max = limit.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    atomic_store(&other_user, true);
+    for (int i = 0; i < N; i++) {
+        c[i] = http2_client_open(r->path);
+        http2_client_call(&c[i], "/test/Echo");
+        n_served += http2_client_await(&c[i], 1);
+    }
+    atomic_store(&other_user, false);
+    assert_in_range(n_served, 1, FEW / 4 / 2); // each takes two of this process
+    assert_int_equal(refused(), before + N - n_served);
+    struct http2_client own = http2_client_open(r->path);
+    http2_client_call(&own, "/test/Echo");
+    assert_true(http2_client_await(&own, 1));
+    http2_client_close(&own);
+    for (int i = 0; i < N; i++)
+        http2_client_close(&c[i]);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
 /* ---- what servers send ---- */
@@ -244,6 +279,7 @@ int main(void)
         RPC_RIG_TEST(an_endless_header_ends_its_connection),
         RPC_RIG_TEST(a_closed_connection_is_forgotten),
         RPC_RIG_TEST(calls_of_another_user_have_a_rate),
+        RPC_RIG_TEST(another_user_leaves_descriptors_to_the_own_one),
         RPC_RIG_TEST(a_server_with_an_endless_header_loses_its_client),
         cmocka_unit_test(other_bytes_pass),
     };
