@@ -258,10 +258,10 @@ void auth_use(struct auth_guest *u, uint64_t n_tokens, int64_t now_us)
     pthread_mutex_unlock(&u->k->a->mu);
 }
 
-void auth_use_prompts(struct auth_guest *u, int64_t now_us)
+void auth_use_prompts(struct auth_guest *u, uint64_t n_tokens, double part, int64_t now_us)
 {
     if (u)
-        auth_use(u, u->prompt_tokens, now_us);
+        auth_use(u, n_tokens + (uint64_t)(part * (double)u->prompt_tokens), now_us);
 }
 
 /* ---- models ---- */

@@ -77,9 +77,9 @@ int auth_bind(struct auth_guest *u, struct openai_request *q, int64_t now_us,
               struct openai_fault *ret_fault, struct auth_levels *ret_levels);
 /* The request has used this many tokens until now, prompts included. u NULL: no effect. */
 void auth_use(struct auth_guest *u, uint64_t n_tokens, int64_t now_us);
-/* A verifier may have worked on the prompts, and its count will not arrive. They count as
- * estimated. u NULL: no effect. */
-void auth_use_prompts(struct auth_guest *u, int64_t now_us);
+/* The same, and verifiers may have worked on this part of the prompts, whose count will not arrive.
+ * It counts as estimated. */
+void auth_use_prompts(struct auth_guest *u, uint64_t n_tokens, double part, int64_t now_us);
 
 /* Adds the counts of all keys to the file, and takes those that other processes have added. Errors
  * as those of usage_file_sync(); the counts are saved by the next call then. One thread at a

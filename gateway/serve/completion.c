@@ -294,6 +294,25 @@ static bool on_hold(struct upstream_call *a, size_t bytes)
     return held;
 }
 
+/* A request that has begun does not end because one more of its prompts finds no place. */
+static bool on_full(struct upstream_call *a)
+{
+    struct completion *x = a->user;
+    full_queues_note(&x->g->full, http_payer(x->http), a->model->info->name, a->status.text,
+                     clock_us());
+    pthread_mutex_lock(&x->mu);
+    bool waits = x->begun;
+    pthread_mutex_unlock(&x->mu);
+    return waits;
+}
+
+static bool may_retry(struct upstream_call *a)
+{
+    struct completion *x = a->user;
+    return full_queues_may_retry(&x->g->full, http_payer(x->http), a->model->info->name,
+                                 clock_us());
+}
+
 static void on_lost_ids(struct upstream_call *a)
 {
     (void)a;
@@ -375,17 +394,32 @@ static void end_overdue(struct completion *x, const struct upstream_call *a)
     fail_call(x, a, 429, why);
 }
 
+/* Verifiers may have computed these prompts. They count by their part of the bytes of all. */
+static void pay_unbegun(struct completion *x)
+{
+    uint64_t all = 0, unbegun = 0;
+    for (unsigned i = 0; i < x->n_calls; i++) {
+        const struct upstream_call *a = &x->calls[i];
+        size_t len = rpc_msg_len(a->request);
+        all += len;
+        unbegun += i < x->n_sent && a->target && !a->begun ? len : 0;
+    }
+    if (unbegun)
+        auth_use_prompts(http_attached(x->http),
+                         (uint64_t)x->reply.prompt_tokens + x->reply.completion_tokens,
+                         (double)unbegun / (double)all, clock_unix_us());
+}
+
 /* a: the first call that failed; NULL: calls were not made because the request was ended. */
 static void end_failed(struct completion *x, const struct upstream_call *a)
 {
     pthread_mutex_lock(&x->mu);
     bool closed = x->closed, aborted = x->aborted;
     pthread_mutex_unlock(&x->mu);
-    if (closed && a && a->target && !a->begun)
-        auth_use_prompts(http_attached(x->http), clock_unix_us());
-    if (closed)
+    if (closed) {
+        pay_unbegun(x);
         end_silently(x);
-    else if (aborted || !a)
+    } else if (aborted || !a)
         completion_fail(x, 503, COMPLETION_STOPPING, "");
     else if (x->refused_status)
         completion_fail(x, x->refused_status, x->refused, "");
@@ -534,21 +568,12 @@ void completion_send(struct completion *x)
     pass_on(send_calls(x));
 }
 
-/* Whether the queue had a place for the call. */
-static void note_queue(struct completion *x, const struct upstream_call *a)
-{
-    ProtobufCBinaryData model = a->model->info->name;
-    if (a->status.code == RPC_OK)
-        full_queues_ended(&x->g->full, http_payer(x->http), model);
-    else if (a->status.code == RPC_RESOURCE_EXHAUSTED && !a->begun)
-        full_queues_note(&x->g->full, http_payer(x->http), model, a->status.text, clock_us());
-}
-
 /* The place of a call that has ended goes to whom it belongs next, before its request asks. */
 static void on_done(struct upstream_call *a)
 {
     struct completion *x = a->user;
-    note_queue(x, a);
+    if (a->status.code == RPC_OK)
+        full_queues_ended(&x->g->full, http_payer(x->http), a->model->info->name);
     pthread_mutex_lock(&x->answer_mu);
     bool failed =
         a->status.code != RPC_OK || a->malformed || !openai_reply_complete(&x->reply, a->index);
@@ -586,8 +611,8 @@ static uint32_t max_tokens(const struct completion *x)
 
 int completion_prepare(struct completion *x, const struct output_parser_rules *rules)
 {
-    static const struct upstream_call_events events = {on_event, on_retry,    on_resume,
-                                                       on_hold,  on_lost_ids, on_done};
+    static const struct upstream_call_events events = {on_event,    on_retry, on_resume, on_hold,
+                                                       on_lost_ids, on_full,  may_retry, on_done};
     const struct openai_request *q = &x->q;
     struct rpc_msg *shared;
     int rc = generate_wire_pack(q, http_id(x->http), x->log.traceparent, &x->model->info->name,

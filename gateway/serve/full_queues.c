@@ -35,8 +35,10 @@ void full_queues_note(struct full_queues *f, const char *payer, ProtobufCBinaryD
     struct full_queues_entry *e = &f->entries[key % FULL_QUEUES_ENTRIES];
     pthread_mutex_lock(&f->mu);
     if (!is_current(e, key, now_us))
-        *e = (struct full_queues_entry){
-            .key = key, .since_us = now_us, .last_us = e->key == key ? e->last_us : 0};
+        *e = (struct full_queues_entry){.key = key,
+                                        .since_us = now_us,
+                                        .last_us = e->key == key ? e->last_us : 0,
+                                        .retry_us = e->key == key ? e->retry_us : 0};
     e->n++;
     snprintf(e->text, sizeof(e->text), "%s", text);
     pthread_mutex_unlock(&f->mu);
@@ -65,6 +67,28 @@ bool full_queues_is_full(struct full_queues *f, const char *payer, ProtobufCBina
     bool full = is_full(&f->entries[key % FULL_QUEUES_ENTRIES], key, now_us);
     pthread_mutex_unlock(&f->mu);
     return full;
+}
+
+/* The generic cell rate algorithm (ITU-T I.371). */
+static bool take_retry(struct full_queues_entry *e, int64_t now_us)
+{
+    int64_t earliest_us = now_us - FULL_QUEUES_RETRIES * FULL_QUEUES_RETRY_US;
+    int64_t due_us = e->retry_us > earliest_us ? e->retry_us : earliest_us;
+    bool ok = due_us + FULL_QUEUES_RETRY_US <= now_us;
+    if (ok)
+        e->retry_us = due_us + FULL_QUEUES_RETRY_US;
+    return ok;
+}
+
+bool full_queues_may_retry(struct full_queues *f, const char *payer, ProtobufCBinaryData model,
+                           int64_t now_us)
+{
+    uint64_t key = key_of(f, payer, model);
+    struct full_queues_entry *e = &f->entries[key % FULL_QUEUES_ENTRIES];
+    pthread_mutex_lock(&f->mu);
+    bool ok = !is_full(e, key, now_us) && (e->key != key || take_retry(e, now_us));
+    pthread_mutex_unlock(&f->mu);
+    return ok;
 }
 
 /* When the next error of this payer is sent. */

@@ -21,6 +21,8 @@
 
 #define FULL_QUEUES_MAX 2
 #define FULL_QUEUES_US 100000
+#define FULL_QUEUES_RETRY_US 50000 // between two retries of a payer's calls, which a tick may make
+#define FULL_QUEUES_RETRIES 5      // together
 #define FULL_QUEUES_PACE_US 10000
 #define FULL_QUEUES_DELAY_US 4000000
 #define FULL_QUEUES_ENTRIES 256
@@ -31,8 +33,9 @@ struct full_queues {
     struct full_queues_entry {
         uint64_t key; // of payer and model
         int64_t since_us;
-        unsigned n;      // refusals, less calls that have ended well since
-        int64_t last_us; // when the last error without a call is sent
+        unsigned n;       // refusals, less calls that have ended well since
+        int64_t last_us;  // when the last error without a call is sent
+        int64_t retry_us; // when the last retry was due
         char text[FAIL_TEXT_MAX];
     } entries[FULL_QUEUES_ENTRIES];
 };
@@ -46,6 +49,9 @@ void full_queues_note(struct full_queues *f, const char *payer, ProtobufCBinaryD
 void full_queues_ended(struct full_queues *f, const char *payer, ProtobufCBinaryData model);
 bool full_queues_is_full(struct full_queues *f, const char *payer, ProtobufCBinaryData model,
                          int64_t now_us);
+/* Whether a call that was refused may be made again. */
+bool full_queues_may_retry(struct full_queues *f, const char *payer, ProtobufCBinaryData model,
+                           int64_t now_us);
 /* -EAGAIN: a call would be refused; the sentence is that of the last refusal. It is sent at
  * *ret_send_us. */
 int full_queues_check(struct full_queues *f, const char *payer, ProtobufCBinaryData model,

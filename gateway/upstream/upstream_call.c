@@ -204,8 +204,9 @@ static bool ask_next(struct upstream_call *a, const struct upstream_leg *from)
     if (a->begun && !a->current)
         set_waiting(a, clock_us());
     set_leg(a, leg);
-    if (!a->begun && left)
+    if (!a->begun && left && !a->full)
         a->events->on_retry(a, left, upstream_target(v), a->why);
+    a->full = false;
     send_leg(leg, v, request);
     return true;
 }
@@ -395,15 +396,22 @@ static bool may_move(struct upstream_call *a, enum rpc_code code)
            !is_final(a, code);
 }
 
+/* No other verifier can be asked: the one that has ended the call has a full queue, too. */
+static bool waits_for_place(struct upstream_call *a, enum rpc_code code)
+{
+    a->full = code == RPC_RESOURCE_EXHAUSTED && a->events->on_full(a);
+    return a->full;
+}
+
 /* The call has no verifier now: `leg`, the last one, has ended with this code. A full queue is no
- * loss, and alone no reason to wait. */
+ * loss. */
 static void take_loss(struct upstream_call *a, const struct upstream_leg *leg, enum rpc_code code)
 {
     if (!may_move(a, code))
         finish(a);
     else if (a->next) // it was asked to continue the answer, and may have queued it
         set_waiting(a, clock_us());
-    else if (!ask_next(a, leg) && !a->lost_us)
+    else if (!ask_next(a, leg) && !a->lost_us && !waits_for_place(a, code))
         finish(a);
 }
 
@@ -579,27 +587,33 @@ static bool leaves(struct upstream_call *a, int64_t now_us)
     }
 }
 
+/* With step_mu. The call has no verifier. */
+static void tick_search(struct upstream_call *a, int64_t now_us)
+{
+    if (is_cancelled(a) || (!a->full && now_us - a->lost_us >= a->patience->resume_us))
+        finish(a);
+    else if (now_us >= a->try_us && (!a->full || a->events->may_retry(a)))
+        ask_next(a, NULL);
+}
+
 /* With step_mu. */
 static void tick(struct upstream_call *a, int64_t now_us)
 {
-    bool may_try = now_us >= a->try_us;
     if (a->next) {
         if (upstream_stay(a->next->verifier, a->patience->stall_us, now_us) == UPSTREAM_SILENT)
             drop_next(a);
     } else if (a->current) {
-        if (may_try && leaves(a, now_us))
+        if (now_us >= a->try_us && leaves(a, now_us))
             ask_next(a, a->current);
-    } else if (is_cancelled(a) || now_us - a->lost_us >= a->patience->resume_us) {
-        finish(a);
-    } else if (may_try) {
-        ask_next(a, NULL);
+    } else {
+        tick_search(a, now_us);
     }
 }
 
 void upstream_call_tick(struct upstream_call *a, int64_t now_us)
 {
     pthread_mutex_lock(&a->step_mu);
-    if ((a->current || a->lost_us) && !a->over)
+    if ((a->current || a->lost_us || a->full) && !a->over)
         tick(a, now_us);
     end_step(a);
 }

@@ -9,9 +9,9 @@
  * A verifier is lost if it ends the call with UNAVAILABLE or sends an event that is not valid. The
  * same holds if it has begun and ends the call before the answer is complete. This call then asks
  * it only if no other one can be asked. A call that has not begun and ends with another error goes
- * to another verifier, too, unless the error is the request's. It does not wait for one. More
- * tokens than the request permits are not valid, nor is a prompt longer than the request. Its user
- * would have to pay for them.
+ * to another verifier, too, unless the error is the request's. It does not wait for one, unless all
+ * queues are full and on_full() says so. More tokens than the request permits are not valid, nor is
+ * a prompt longer than the request. Its user would have to pay for them.
  *
  * A verifier that drains or is silent keeps the call until the other one has begun, so nothing is
  * lost if none can take it. A lost call waits for a verifier for patience->resume_us, also if it
@@ -43,6 +43,10 @@ struct upstream_call_events {
     bool (*on_hold)(struct upstream_call *a, size_t bytes);
     /* No memory is left for the ids of the answer: it runs on and can no longer be continued. */
     void (*on_lost_ids)(struct upstream_call *a);
+    /* The queues of all verifiers are full for this call, which has not begun; a->status says it.
+     * false: it ends. true: it waits until may_retry() lets it ask again. */
+    bool (*on_full)(struct upstream_call *a);
+    bool (*may_retry)(struct upstream_call *a); // asked several times per second
     /* The last callback; may come before upstream_call_begin() returns. */
     void (*on_done)(struct upstream_call *a);
 };
@@ -96,6 +100,7 @@ struct upstream_call {
     int64_t heard_us;             // last event of the current leg
     int64_t try_us, pause_us;     // when another verifier may be asked; the pause before that
     unsigned n_lost;              // verifiers lost by this call
+    bool full;                    // it waits because all queues are full
     bool over, done;              // no more tries; the owner knows it
 
     pthread_mutex_t mu; // guards the fields below

@@ -285,6 +285,18 @@ static void tokens_of_ended_requests_count(void **state)
             poll(NULL, 0, 5);
         assert_int_equal(left, before - 8 - n_tokens[i]);
     }
+    /* One whose first prompt has begun: 7 tokens, and most of 13 that are estimated. */
+    long before = left_after_probe(port, ALICE);
+    c = http_client_open(port);
+    http_client_ask(&c, "POST /v1/completions", "X-API-Key: " ALICE "\r\n",
+                    "{\"prompt\":[\"stall\",\"silent 12345, and 27 further bytes, or "
+                    "28\"],\"max_tokens\":1000}");
+    gateway_await_running(stage.verifier, 2);
+    http_client_close(&c);
+    gateway_await_running(stage.verifier, 0);
+    for (unsigned k = 0; k < 2000 && (left = left_of(port, 1000000)) <= before - 900; k++)
+        poll(NULL, 0, 5);
+    assert_in_range(left, before - 8 - 7 - 13, before - 8 - 7 - 6);
     child_stop(&s);
 }
 

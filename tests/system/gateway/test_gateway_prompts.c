@@ -200,6 +200,30 @@ static void errors_of_a_full_queue_are_sent_one_after_the_other(void **state)
     assert_true(clock_us() - from_us > 250000);
 }
 
+/* The queue of this verifier has fewer places than the request has prompts. */
+static void prompts_wait_for_places_in_the_queue(void **state)
+{
+    (void)state;
+    struct service v = {0};
+    static const char *const args[] = {"--model",
+                                       SOURCE_DIR "/models/tales-1m-q8_0.gguf",
+                                       "--max-sequences",
+                                       "1",
+                                       "--queue-length",
+                                       "2",
+                                       NULL};
+    service_start(&v, "verifier-svc", args);
+    unsigned port;
+    struct child s = gateway_start(v.target, NULL, &port);
+    AUTO(mem_free) char *many = prompts_of("Once upon a time", 12);
+    struct http_client c;
+    asks(&c, port, many, ",\"max_tokens\":8");
+    is(http_client_read(&c, 120000), 200, "{\"index\":11,\"text\":\"");
+    http_client_close(&c);
+    child_stop(&s);
+    service_stop(&v);
+}
+
 #define N_BATCHES 8
 
 /* Each of the first client's requests has one call, and PLACES calls more run for all of them. */
@@ -362,6 +386,7 @@ int main(void)
         cmocka_unit_test(a_failing_prompt_ends_all_and_is_named),
         cmocka_unit_test(prompts_over_the_limit_run_later),
         cmocka_unit_test(one_prompt_asks_before_the_others),
+        cmocka_unit_test(prompts_wait_for_places_in_the_queue),
         cmocka_unit_test(errors_of_a_full_queue_are_sent_one_after_the_other),
         cmocka_unit_test(clients_share_the_places_of_further_prompts),
         cmocka_unit_test(requests_that_share_places_are_all_answered),

@@ -182,6 +182,8 @@ static void end_calls_with(enum rpc_code code, const char *text)
         struct upstream_call *a = played.calls[i];
         a->status.code = code;
         snprintf(a->status.text, sizeof(a->status.text), "%s", text);
+        if (code == RPC_RESOURCE_EXHAUSTED)
+            assert_false(a->events->on_full(a));
         a->events->on_done(a);
     }
 }

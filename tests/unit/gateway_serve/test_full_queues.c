@@ -72,6 +72,36 @@ static void a_call_that_ends_leaves_a_place(void **state)
     assert_int_equal(check("a", one, 7), -EAGAIN);
 }
 
+static unsigned retries(int64_t now_us)
+{
+    unsigned n = 0;
+    while (n < 100 && full_queues_may_retry(&f, "a", one, now_us))
+        n++;
+    return n;
+}
+
+static void retries_have_a_rate(void **state)
+{
+    (void)state;
+    int64_t now_us = 1000000000;
+    assert_int_equal(retries(now_us), 100); // nothing was refused
+    refuse("a", 1, now_us);
+    assert_int_equal(retries(now_us), FULL_QUEUES_RETRIES);
+    now_us += FULL_QUEUES_RETRY_US - 1;
+    assert_int_equal(retries(now_us), 0);
+    now_us += 1;
+    assert_int_equal(retries(now_us), 1);
+    now_us += 60000000;
+    assert_int_equal(retries(now_us), FULL_QUEUES_RETRIES);
+    refuse("a", 1, now_us);
+    assert_int_equal(retries(now_us), 0); // the rate is the same after a refusal
+    now_us += 60000000;
+    refuse("a", FULL_QUEUES_MAX, now_us);
+    assert_int_equal(retries(now_us), 0);
+    now_us += FULL_QUEUES_US;
+    assert_int_equal(retries(now_us), FULL_QUEUES_RETRIES);
+}
+
 /* When the next error of "a" is sent. */
 static int64_t sent(int64_t now_us)
 {
@@ -112,6 +142,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(refusals_are_repeated_for_a_while, start, end),
         cmocka_unit_test_setup_teardown(others_and_other_models_are_asked_for, start, end),
         cmocka_unit_test_setup_teardown(a_call_that_ends_leaves_a_place, start, end),
+        cmocka_unit_test_setup_teardown(retries_have_a_rate, start, end),
         cmocka_unit_test_setup_teardown(errors_are_sent_one_after_the_other, start, end),
         cmocka_unit_test_setup_teardown(an_error_waits_for_those_of_its_payer_only, start, end),
     };

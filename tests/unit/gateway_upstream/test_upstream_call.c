@@ -36,7 +36,8 @@ static struct {
     struct upstream_model model;
     struct upstream_patience patience;
     struct upstream_call call;
-    unsigned n_events, n_retries, n_resumes, n_done;
+    unsigned n_events, n_retries, n_resumes, n_full, n_done;
+    bool waits, may_retry; // when all queues are full
 } played;
 
 /* ---- the fakes ---- */
@@ -274,6 +275,19 @@ static void on_lost_ids(struct upstream_call *a)
     (void)a;
 }
 
+static bool on_full(struct upstream_call *a)
+{
+    assert_int_equal(a->status.code, RPC_RESOURCE_EXHAUSTED);
+    played.n_full++;
+    return played.waits;
+}
+
+static bool may_retry(struct upstream_call *a)
+{
+    (void)a;
+    return played.may_retry;
+}
+
 static void on_done(struct upstream_call *a)
 {
     (void)a;
@@ -282,8 +296,8 @@ static void on_done(struct upstream_call *a)
 
 static int begin_test(void **state)
 {
-    static const struct upstream_call_events events = {on_event, on_retry,    on_resume,
-                                                       on_hold,  on_lost_ids, on_done};
+    static const struct upstream_call_events events = {on_event,    on_retry, on_resume, on_hold,
+                                                       on_lost_ids, on_full,  may_retry, on_done};
     static char *const targets[N] = {"v0", "v1", "v2"};
     Tandem__V1__GenerateRequest q = TANDEM__V1__GENERATE_REQUEST__INIT;
     (void)state;
@@ -664,8 +678,69 @@ static void a_full_queue_is_no_reason_to_wait(void **state)
     for (unsigned i = 0; i < N; i++)
         end(i, RPC_RESOURCE_EXHAUSTED);
     has_ended(RPC_RESOURCE_EXHAUSTED);
+    assert_int_equal(played.n_full, 1);
     for (unsigned i = 0; i < N; i++)
         assert_int_equal(asked(i), 1);
+}
+
+/* Verifier 0 is the only one. */
+static void is_refused_and_waits(void)
+{
+    set_state(1, UPSTREAM_DOWN);
+    set_state(2, UPSTREAM_DOWN);
+    played.waits = true;
+    begin(UPSTREAM_DOWN);
+    end(0, RPC_RESOURCE_EXHAUSTED);
+    pass(2 * RESUME_US); // longer than a lost call would wait
+    assert_int_equal(played.n_done, 0);
+    assert_int_equal(asked(0), 1);
+}
+
+static void a_call_may_wait_for_a_place_in_a_queue(void **state)
+{
+    (void)state;
+    is_refused_and_waits();
+    played.may_retry = true;
+    pass(TICK_US);
+    assert_int_equal(asked(0), 2);
+    end(0, RPC_RESOURCE_EXHAUSTED);
+    assert_int_equal(played.n_full, 2);
+    pass(1000000);
+    assert_int_equal(asked(0), 3);
+    answer(0);
+    has_ended(RPC_OK);
+    assert_int_equal(played.n_retries, 0); // they are not reported
+}
+
+static void a_wait_for_a_place_ends_with_the_call(void **state)
+{
+    (void)state;
+    is_refused_and_waits();
+    upstream_call_cancel(&played.call);
+    pass(TICK_US);
+    has_ended(RPC_RESOURCE_EXHAUSTED);
+}
+
+static void a_wait_for_a_place_has_a_limit(void **state)
+{
+    (void)state;
+    is_refused_and_waits();
+    upstream_call_expire(&played.call, now_us);
+    pass(TICK_US);
+    has_ended(RPC_RESOURCE_EXHAUSTED);
+    assert_true(played.call.overdue);
+}
+
+static void a_call_that_waits_for_a_place_may_lose_its_verifier(void **state)
+{
+    (void)state;
+    is_refused_and_waits();
+    played.may_retry = true;
+    pass(TICK_US);
+    set_state(0, UPSTREAM_DOWN);
+    end(0, RPC_UNAVAILABLE);
+    pass(RESUME_US + 2 * TICK_US);
+    has_ended(RPC_UNAVAILABLE);
 }
 
 static void a_lost_request_waits_while_the_other_verifiers_are_full(void **state)
@@ -845,6 +920,10 @@ int main(void)
         TEST(a_cancelled_call_waits_for_no_verifier),
         TEST(the_wait_for_a_verifier_counts_as_a_wait_in_the_queue),
         TEST(a_full_queue_is_no_reason_to_wait),
+        TEST(a_call_may_wait_for_a_place_in_a_queue),
+        TEST(a_wait_for_a_place_ends_with_the_call),
+        TEST(a_wait_for_a_place_has_a_limit),
+        TEST(a_call_that_waits_for_a_place_may_lose_its_verifier),
         TEST(a_lost_request_waits_while_the_other_verifiers_are_full),
         TEST(a_drained_request_waits_while_the_other_verifiers_are_full),
         TEST(an_error_of_the_request_is_final),

@@ -152,6 +152,12 @@ static void on_lost_ids(struct upstream_call *a)
     hear("lost_ids ");
 }
 
+static bool on_full(struct upstream_call *a)
+{
+    (void)a;
+    return false;
+}
+
 static void on_done(struct upstream_call *a)
 {
     (void)a;
@@ -168,8 +174,8 @@ static void hears(const char *want)
 /* Verifiers "0" to "4" are ready; a call for n choices that nobody was asked yet. */
 static void play(unsigned n_verifiers, unsigned n)
 {
-    static const struct upstream_call_events events = {on_event, on_retry,    on_resume,
-                                                       on_hold,  on_lost_ids, on_done};
+    static const struct upstream_call_events events = {on_event,    on_retry, on_resume, on_hold,
+                                                       on_lost_ids, on_full,  on_full,   on_done};
     static char targets[N][2];
     Tandem__V1__GenerateRequest request = TANDEM__V1__GENERATE_REQUEST__INIT;
     u = (struct upstream){.n = n_verifiers};
