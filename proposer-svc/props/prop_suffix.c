@@ -276,9 +276,11 @@ static void follow_places(const struct text *t, uint32_t n, uint32_t max, double
             alive[n_next] = alive[i];
             next[n_next++] = token;
         }
-        uint32_t token = n_next ? most_frequent(next, n_next, &count) : 0;
-        prob *= n_next ? (float)count / (float)parent : 0;
-        if (!n_next || (double)prob < min_prob)
+        if (!n_next)
+            return;
+        uint32_t token = most_frequent(next, n_next, &count);
+        prob *= (float)count / (float)parent;
+        if ((double)prob < min_prob)
             return;
         to->tokens[to->n] = token;
         to->survival[to->n++] = prob;
