@@ -103,7 +103,7 @@ int main(int argc, char **argv)
         r = log_level_of(set->log_level, &level);
     log_init("proposer", level);
     if (r == 0)
-        r = rpc_tls_init(&set->tls, NULL);
+        r = rpc_tls_init(&set->tls, &set->access.tls_roles);
     void *shared = NULL;
     const struct prop_ops *ops = r == 0 ? prop_find(set->proposer) : NULL;
     if (ops && ops->open)

@@ -124,11 +124,16 @@ static unsigned roles_of_subject(const struct rpc_roles_map *map, const X509 *x)
     return roles;
 }
 
+unsigned rpc_roles_of_x509(const struct rpc_roles_map *map, const X509 *x)
+{
+    return roles_of_sans(map, x) | roles_of_subject(map, x);
+}
+
 unsigned rpc_roles_of_certificate(const struct rpc_roles_map *map, const char *pem)
 {
     BIO *in = BIO_new_mem_buf(pem, -1);
     X509 *x = in ? PEM_read_bio_X509(in, NULL, NULL, NULL) : NULL;
-    unsigned roles = x ? roles_of_sans(map, x) | roles_of_subject(map, x) : 0;
+    unsigned roles = x ? rpc_roles_of_x509(map, x) : 0;
     X509_free(x);
     BIO_free(in);
     return roles;

@@ -71,7 +71,10 @@ unsigned rpc_roles_of_name(const struct rpc_roles_map *map, const char *name, si
 /* The roles that a URI SAN gives: the role of "tandem://gateway", and those of the map. */
 unsigned rpc_roles_of_uri(const struct rpc_roles_map *map, const char *uri, size_t len);
 
-/* The roles of a certificate in PEM; 0: none, or it cannot be read. */
+/* The roles of a certificate; 0: none. */
+struct x509_st; // of OpenSSL
+unsigned rpc_roles_of_x509(const struct rpc_roles_map *map, const struct x509_st *x);
+/* The same, for one in PEM; 0 also if it cannot be read. */
 unsigned rpc_roles_of_certificate(const struct rpc_roles_map *map, const char *pem);
 
 /* "client", "gateway or operator", "none". */

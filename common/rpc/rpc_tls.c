@@ -13,14 +13,14 @@
 
 #define PORTS_MAX 64 // TCP ports that this process opens; further ones parse per connection
 
-static struct rpc_roles_map server_roles;        // `tls_roles`
+static struct rpc_roles_map roles_of;            // `tls_roles`
 static struct cert_files *files;                 // of this process; NULL: no TLS
 static atomic_uint_fast64_t versions[PORTS_MAX]; // of the certificate that a port uses; 0: none
 static atomic_uint n_ports;
 
 int rpc_tls_init(const struct rpc_tls *paths, const struct conf_list *tls_roles)
 {
-    int r = rpc_roles_read(tls_roles, &server_roles);
+    int r = rpc_roles_read(tls_roles, &roles_of);
     if (r < 0)
         return r;
     if (!paths->cert && !paths->key && !paths->ca)
@@ -49,6 +49,11 @@ bool rpc_tls_on(void)
     return files != NULL;
 }
 
+unsigned rpc_tls_roles(const struct x509_st *x)
+{
+    return rpc_roles_of_x509(&roles_of, x);
+}
+
 static bool is_local(const char *target)
 {
     return strncmp(target, "unix:", 5) == 0 || strncmp(target, "unix-abstract:", 14) == 0;
@@ -71,7 +76,7 @@ static int check_role(const char *host, const char *pem, void *user)
 {
     (void)host; // checked by gRPC core
     struct demand *d = user;
-    unsigned roles = rpc_roles_of_certificate(&server_roles, pem);
+    unsigned roles = rpc_roles_of_certificate(&roles_of, pem);
     char has[RPC_ROLES_TEXT_MAX], needs[RPC_ROLES_TEXT_MAX];
     if (roles & d->role)
         return 0;

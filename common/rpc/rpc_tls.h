@@ -34,8 +34,8 @@ struct rpc_tls {
     }
 
 /* Before servers and clients exist. Does nothing if none of the three is set. The strings must
- * outlive the process. tls_roles: of servers that this process connects to, see rpc_roles.h; NULL:
- * none. -EINVAL: a file is missing, holds no certificate or key, or does not match the others; or
+ * outlive the process. tls_roles: of the other ends of connections, see rpc_roles.h; NULL: none.
+ * -EINVAL: a file is missing, holds no certificate or key, or does not match the others; or
  * tls_roles has an error. Other errors: a file cannot be read. */
 int rpc_tls_init(const struct rpc_tls *paths, const struct conf_list *tls_roles);
 /* Looks for changed files and certificates that end soon; call it about once per second. */
@@ -43,3 +43,6 @@ void rpc_tls_poll(void);
 /* Reads the files now and logs the result. Does nothing without TLS. */
 void rpc_tls_reload(void);
 bool rpc_tls_on(void); // whether the three are set
+/* The roles of a certificate of the other end. After rpc_tls_init(). */
+struct x509_st; // of OpenSSL
+unsigned rpc_tls_roles(const struct x509_st *x);

@@ -20,16 +20,17 @@
 #include "rpc/rpc_peers.h"
 #include "rpc/rpc_rate.h"
 #include "rpc/rpc_roles.h"
+#include "rpc/rpc_tls.h"
 
 #define MAX_FDS (1 << 20) // more than a process usually may open
 
 /* A connection of gRPC core. */
 struct connection {
     struct rpc_frames frames;
-    bool pays;          // for its calls
-    uint8_t client[16]; // who pays: as of rpc_peer_client(), or the begin of a certificate's hash
-    unsigned n_settled; // connections that share the rate of the settled ones; 0: it is not one
-    int64_t due_us;     // of its share, see rpc_rate_pass()
+    struct rpc_rate *rate; // of its client's calls; NULL: no limit
+    uint8_t client[16];    // as of rpc_peer_client(), or the begin of a certificate's hash
+    unsigned n_settled;    // connections that share the rate of the settled ones; 0: it is not one
+    int64_t due_us;        // of its share, see rpc_rate_pass()
 };
 
 /* What is known of a descriptor's socket. It stays when the descriptor is closed. */
@@ -50,9 +51,11 @@ static struct {
 static _Atomic(struct wire *) wires[MAX_FDS];
 static struct {
     pthread_mutex_t mu;
-    struct rpc_rate rate;
+    struct rpc_rate clients, services;
 } calls = {.mu = PTHREAD_MUTEX_INITIALIZER,
-           .rate = {.limit = {RPC_WIRE_CALLS_PER_S, RPC_WIRE_CALLS_BURST}}};
+           .clients = {.limit = {RPC_WIRE_CALLS_PER_S, RPC_WIRE_CALLS_BURST}},
+           .services = {.limit = {RPC_WIRE_SERVICE_TIMES * RPC_WIRE_CALLS_PER_S,
+                                  RPC_WIRE_SERVICE_TIMES *RPC_WIRE_CALLS_BURST}}};
 
 /* gRPC core reads a TLS connection in one thread at a time, but by locks that ThreadSanitizer does
  * not see. Connections share these locks. */
@@ -74,7 +77,7 @@ static void free_connection(void *ssl, void *connection, CRYPTO_EX_DATA *all, in
 
 static void init(void)
 {
-    calls.rate.seed = rng_secret();
+    calls.clients.seed = calls.services.seed = rng_secret();
     *(void **)&next.recvmsg = dlsym(RTLD_NEXT, "recvmsg");
     *(void **)&next.ssl_read = dlsym(RTLD_NEXT, "SSL_read");
     next.index = SSL_get_ex_new_index(0, NULL, NULL, NULL, free_connection);
@@ -102,10 +105,10 @@ static void report(const char *from)
 
 static bool call_passes(struct connection *c, int64_t now_us)
 {
-    if (c->n_settled && rpc_rate_pass(&c->due_us, &calls.rate.limit, c->n_settled, now_us))
+    if (c->n_settled && rpc_rate_pass(&c->due_us, &c->rate->limit, c->n_settled, now_us))
         return true;
     pthread_mutex_lock(&calls.mu);
-    bool ok = rpc_rate_take(&calls.rate, c->client, now_us);
+    bool ok = rpc_rate_take(c->rate, c->client, now_us);
     pthread_mutex_unlock(&calls.mu);
     return ok;
 }
@@ -115,7 +118,7 @@ static bool bytes_pass(struct connection *c, const void *bytes, size_t n, int64_
 {
     uint64_t before = c->frames.n_calls;
     bool ok = rpc_frames_pass(&c->frames, bytes, n, now_us);
-    for (uint64_t i = before; c->pays && ok && i < c->frames.n_calls; i++)
+    for (uint64_t i = before; c->rate && ok && i < c->frames.n_calls; i++)
         ok = call_passes(c, now_us);
     if (!ok)
         c->frames.state = RPC_FRAMES_OVER;
@@ -181,7 +184,8 @@ static void begin(struct wire *w, int fd, ino_t socket)
     bool is_tcp = rpc_peer_address_of(&a, &peer);
     if (is_tcp)
         rpc_peer_client(&peer, c->client);
-    c->pays = is_tcp || is_other_user(fd, a.ss_family, c->client);
+    if (is_tcp || is_other_user(fd, a.ss_family, c->client))
+        c->rate = &calls.clients;
 }
 
 void rpc_wire_settled(int fd, unsigned n)
@@ -249,8 +253,10 @@ static void begin_tls(struct connection *c, const SSL *ssl)
 {
     uint8_t hash[EVP_MAX_MD_SIZE] = {0};
     const X509 *x = SSL_is_server(ssl) ? SSL_get0_peer_certificate(ssl) : NULL;
-    c->pays = x && X509_digest(x, EVP_sha256(), hash, NULL);
+    if (!x || !X509_digest(x, EVP_sha256(), hash, NULL))
+        return;
     memcpy(c->client, hash, sizeof(c->client));
+    c->rate = rpc_tls_roles(x) & ~RPC_ROLE_CLIENT ? &calls.services : &calls.clients;
 }
 
 /* NULL: there is no memory. */

@@ -15,10 +15,11 @@
  *   1,000 calls per second; with the most settled connections, its share is 500.
  * - All of its connections together have the second one. A settled connection pays from its own
  *   share first.
- * The connection whose call finds neither ends. The own user has no limit: a gateway passes on what
- * its clients send. */
+ * The connection whose call finds neither ends. A gateway passes on what its clients send. So the
+ * own user has no limit, and a certificate of a service has RPC_WIRE_SERVICE_TIMES as much. */
 #define RPC_WIRE_CALLS_PER_S 8000 // in the long run
 #define RPC_WIRE_CALLS_BURST 8192 // streams that a connection may have open
+#define RPC_WIRE_SERVICE_TIMES 4
 
 /* Registers the metrics. Further calls do nothing. */
 void rpc_wire_init(void);
