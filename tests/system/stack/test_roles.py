@@ -91,19 +91,24 @@ class Roles(Folder):
             return context.wrap_socket(plain)
 
     def test_calls_of_a_certificate_have_a_rate(self):
-        """8,192 at a time, and 8,000 per second; of a service four times as many. The other side reads frames far faster."""
+        """8,192 at a time, and 8,000 per second; of a service more. The other side reads frames far faster."""
         verifier = self.service("verifier-svc", "--listen", "127.0.0.1:0", "--model", MODEL, "--tls-roles", "urn:ops=operator",
                                 *type(self).tls("verifier"))
         port = verifier.wait(r"listening .*port=(\d+)").group(1)
         frames = [bytes([0, 0, 1, 1, 5]) + stream.to_bytes(4, "big") + b"\x83" for stream in range(1, 800001, 2)]
-        sent = {}
-        for role in ["client", "gateway", "mapped-uri"]:
-            with self.connect(role, port) as c, self.assertRaises((ConnectionError, ssl.SSLError)):
-                c.sendall(PREFACE)
-                for i in range(0, len(frames), 1000):
-                    c.sendall(b"".join(frames[i:i + 1000]))
-                    sent[role] = i
-        self.assertGreater(min(sent["gateway"], sent["mapped-uri"]), 25000, sent)
+        ping, pong = [bytes([0, 0, 8, 6, ack, 0, 0, 0, 0]) + b"tandem 1" for ack in [0, 1]]
+        for role in ["gateway", "mapped-uri"]:
+            with self.connect(role, port) as c:
+                c.sendall(PREFACE + b"".join(frames[:20000]) + ping)
+                got = b""
+                while pong not in got:
+                    part = c.recv(65536)
+                    self.assertTrue(part, role)
+                    got = got[-len(pong):] + part
+        with self.connect("client", port) as c, self.assertRaises((ConnectionError, ssl.SSLError)):
+            c.sendall(PREFACE)
+            for i in range(0, len(frames), 1000):
+                c.sendall(b"".join(frames[i:i + 1000]))
 
     def test_an_endless_header_ends_a_tls_connection(self):
         field = b"\0\x01a\x7f\x80\x80\x80\x04"  # its value has 8 MiB
