@@ -1,7 +1,9 @@
 /* http_tls.c - the certificate of the HTTPS server. */
+#include <dlfcn.h>
 #include <errno.h>
 #include <gnutls/abstract.h>
 #include <gnutls/gnutls.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <sys/socket.h>
@@ -10,7 +12,6 @@
 
 #define CHAIN_MAX 16      // certificates in the file
 #define MAX_FDS (1 << 20) // more than a process usually may open
-#define COMPLETE (-1)
 
 static struct {
     struct cert_files *files;
@@ -18,8 +19,16 @@ static struct {
     void *user;
 } in_use;
 
-/* Bytes that each socket has received in its handshake; COMPLETE: it is. */
-static atomic_int received[MAX_FDS];
+/* What each socket has received. */
+static struct input {
+    atomic_uint n;        // bytes since the application got some
+    atomic_bool complete; // the handshake
+} inputs[MAX_FDS];
+
+static struct {
+    pthread_once_t once;
+    ssize_t (*record_recv)(gnutls_session_t session, void *to, size_t size);
+} next = {.once = PTHREAD_ONCE_INIT};
 
 static gnutls_datum_t datum(const struct secret *s)
 {
@@ -98,17 +107,26 @@ void http_tls_use(struct cert_files *files, http_tls_may_sign *may_sign, void *u
     in_use.user = user;
 }
 
+/* NULL: the descriptor is too high. */
+static struct input *input_of(gnutls_session_t session)
+{
+    int fd = gnutls_transport_get_int(session);
+    return fd < MAX_FDS ? &inputs[fd] : NULL;
+}
+
 /* Reads for GnuTLS. */
 static ssize_t pull(gnutls_transport_ptr_t socket, void *to, size_t n)
 {
-    int fd = (int)(intptr_t)socket, before = fd < MAX_FDS ? atomic_load(&received[fd]) : COMPLETE;
-    if (before > HTTP_TLS_HANDSHAKE_MAX) {
+    int fd = (int)(intptr_t)socket;
+    struct input *in = &inputs[fd];
+    unsigned most = atomic_load(&in->complete) ? HTTP_TLS_SILENT_MAX : HTTP_TLS_HANDSHAKE_MAX;
+    if (atomic_load(&in->n) > most) {
         errno = ECONNRESET;
         return -1;
     }
     ssize_t got = recv(fd, to, n, 0);
-    if (got > 0 && before != COMPLETE)
-        atomic_store(&received[fd], before + (int)got);
+    if (got > 0)
+        atomic_fetch_add(&in->n, (unsigned)got);
     return got;
 }
 
@@ -117,20 +135,39 @@ static int on_finished(gnutls_session_t session, unsigned type, unsigned when, u
                        const gnutls_datum_t *message)
 {
     (void)type, (void)when, (void)message;
-    int fd = gnutls_transport_get_int(session);
-    if (incoming && fd < MAX_FDS)
-        atomic_store(&received[fd], COMPLETE);
+    struct input *in = input_of(session);
+    if (incoming && in)
+        atomic_store(&in->complete, true);
     return 0;
 }
 
 void http_tls_limit(void *session)
 {
-    int fd = gnutls_transport_get_int(session);
-    if (fd < MAX_FDS)
-        atomic_store(&received[fd], 0);
+    struct input *in = input_of(session);
+    if (!in)
+        return;
+    atomic_store(&in->n, 0);
+    atomic_store(&in->complete, false);
     gnutls_transport_set_pull_function(session, pull);
     gnutls_handshake_set_hook_function(session, GNUTLS_HANDSHAKE_FINISHED, GNUTLS_HOOK_POST,
                                        on_finished);
+}
+
+static void find_next(void)
+{
+    *(void **)&next.record_recv = dlsym(RTLD_NEXT, "gnutls_record_recv");
+}
+
+/* Replaces that of GnuTLS, for libmicrohttpd. */
+__attribute__((visibility("default"))) ssize_t gnutls_record_recv(gnutls_session_t session,
+                                                                  void *to, size_t size)
+{
+    pthread_once(&next.once, find_next);
+    ssize_t n = next.record_recv(session, to, size);
+    struct input *in = n > 0 ? input_of(session) : NULL;
+    if (in)
+        atomic_store(&in->n, 0);
+    return n;
 }
 
 void *http_tls_callback(void)

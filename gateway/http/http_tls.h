@@ -18,7 +18,10 @@ void http_tls_use(struct cert_files *files, http_tls_may_sign *may_sign, void *u
 /* The most bytes of a client until its handshake is complete. Browsers need 2 to 5 KiB. GnuTLS
  * alone would keep 128 KiB of an unfinished ClientHello, and work 6 ms on one of 115 KB. */
 #define HTTP_TLS_HANDSHAKE_MAX 8192
-/* Sets this limit for a new connection of the server. session: of GnuTLS, with a socket. */
+/* Later the most bytes without any of the application. A record has 16,645 at most (RFC 8446,
+ * section 5.2). GnuTLS keeps 128 KiB of an unfinished message after the handshake, too. */
+#define HTTP_TLS_SILENT_MAX 17408
+/* Sets these limits for a new connection of the server. session: of GnuTLS, with a socket. */
 void http_tls_limit(void *session);
 /* For MHD_OPTION_HTTPS_CERT_CALLBACK2. */
 void *http_tls_callback(void);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -133,11 +134,149 @@ static void a_handshake_gets_the_chain_and_the_key(void **state)
     rmdir(folder);
 }
 
+/* ---- how much a client may send ---- */
+
+struct ends {
+    int fds[2];
+    gnutls_certificate_credentials_t own, none;
+    gnutls_session_t server, client;
+};
+
+static size_t padding; // bytes of an extension of the client's hello
+
+static int ignore_extension(gnutls_session_t session, const unsigned char *data, size_t len)
+{
+    (void)session, (void)data, (void)len;
+    return 0;
+}
+
+static int send_extension(gnutls_session_t session, gnutls_buffer_t to)
+{
+    static const uint8_t zeros[65000];
+    (void)session;
+    assert_int_equal(gnutls_buffer_append_data(to, zeros, padding), 0);
+    return (int)padding;
+}
+
+static void session_init(gnutls_session_t *s, unsigned flags, int fd,
+                         gnutls_certificate_credentials_t creds)
+{
+    assert_int_equal(gnutls_init(s, flags | GNUTLS_NONBLOCK), 0);
+    assert_int_equal(gnutls_priority_set_direct(*s, "NORMAL:-VERS-ALL:+VERS-TLS1.2", NULL), 0);
+    gnutls_credentials_set(*s, GNUTLS_CRD_CERTIFICATE, creds);
+    gnutls_transport_set_int(*s, fd);
+}
+
+static void ends_init(struct ends *e)
+{
+    struct pair p = pair_of("a.example");
+    gnutls_datum_t cert = {(uint8_t *)p.cert, (unsigned)strlen(p.cert)},
+                   key = {(uint8_t *)p.key, (unsigned)strlen(p.key)};
+    int flags = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
+    assert_int_equal(socketpair(AF_UNIX, flags, 0, e->fds), 0);
+    assert_int_equal(gnutls_certificate_allocate_credentials(&e->own), 0);
+    assert_int_equal(gnutls_certificate_allocate_credentials(&e->none), 0);
+    assert_int_equal(gnutls_certificate_set_x509_key_mem(e->own, &cert, &key, GNUTLS_X509_FMT_PEM),
+                     0);
+    session_init(&e->server, GNUTLS_SERVER, e->fds[0], e->own);
+    session_init(&e->client, GNUTLS_CLIENT, e->fds[1], e->none);
+    http_tls_limit(e->server);
+    assert_int_equal(gnutls_session_ext_register(e->client, "padding", 65001, GNUTLS_EXT_TLS,
+                                                 ignore_extension, send_extension, NULL, NULL, NULL,
+                                                 GNUTLS_EXT_FLAG_CLIENT_HELLO),
+                     0);
+}
+
+static void ends_done(struct ends *e)
+{
+    gnutls_deinit(e->server);
+    gnutls_deinit(e->client);
+    gnutls_certificate_free_credentials(e->own);
+    gnutls_certificate_free_credentials(e->none);
+    close(e->fds[0]);
+    close(e->fds[1]);
+}
+
+/* Returns what the server's handshake ends with. */
+static int shake_hands(struct ends *e, size_t n_padding)
+{
+    int client = GNUTLS_E_AGAIN, server = GNUTLS_E_AGAIN;
+    padding = n_padding;
+    for (unsigned i = 0; i < 100 && server == GNUTLS_E_AGAIN; i++) {
+        client = client == GNUTLS_E_AGAIN ? gnutls_handshake(e->client) : client;
+        server = gnutls_handshake(e->server);
+    }
+    if (server == 0 && client == GNUTLS_E_AGAIN)
+        assert_int_equal(gnutls_handshake(e->client), 0);
+    return server;
+}
+
+static void a_handshake_has_few_bytes(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t padding;
+        int end;
+    } v[] = {{100, 0}, {6000, 0}, {30000, GNUTLS_E_PULL_ERROR}, {100, 0}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct ends e;
+        ends_init(&e);
+        assert_int_equal(shake_hands(&e, v[i].padding), v[i].end);
+        ends_done(&e);
+    }
+}
+
+/* The same number of bytes, sent in whole records. */
+static void send_data(struct ends *e)
+{
+    static char data[16384], got[16384];
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(gnutls_record_send(e->client, data, sizeof(data)), sizeof(data));
+        for (size_t n = 0; n < sizeof(data);) {
+            ssize_t more = gnutls_record_recv(e->server, got, sizeof(got));
+            assert_true(more > 0);
+            n += (size_t)more;
+        }
+    }
+}
+
+/* Sends small records without data until the server takes no more. Returns their number. */
+static unsigned send_alerts(struct ends *e, unsigned most)
+{
+    char got[100];
+    ssize_t rc = GNUTLS_E_WARNING_ALERT_RECEIVED;
+    unsigned n = 0;
+    for (; n < most && rc == GNUTLS_E_WARNING_ALERT_RECEIVED; n++) {
+        assert_int_equal(gnutls_alert_send(e->client, GNUTLS_AL_WARNING, GNUTLS_A_USER_CANCELED),
+                         0);
+        rc = gnutls_record_recv(e->server, got, sizeof(got));
+    }
+    assert_int_equal(rc, n < most ? GNUTLS_E_PULL_ERROR : GNUTLS_E_WARNING_ALERT_RECEIVED);
+    return n;
+}
+
+static void records_without_data_have_few_bytes(void **state)
+{
+    enum { FEW = HTTP_TLS_SILENT_MAX / 64 }; // each has 31 to 39 bytes
+    (void)state;
+    struct ends e;
+    ends_init(&e);
+    assert_int_equal(shake_hands(&e, 100), 0);
+    for (unsigned i = 0; i < 4; i++) {
+        send_data(&e);
+        assert_int_equal(send_alerts(&e, FEW), FEW);
+    }
+    assert_in_range(send_alerts(&e, 4 * FEW), FEW / 2, 2 * FEW);
+    ends_done(&e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_gnutls_cannot_read_is_refused),
         cmocka_unit_test(a_handshake_gets_the_chain_and_the_key),
+        cmocka_unit_test(a_handshake_has_few_bytes),
+        cmocka_unit_test(records_without_data_have_few_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
