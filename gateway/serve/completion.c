@@ -394,7 +394,8 @@ static void end_overdue(struct completion *x, const struct upstream_call *a)
     fail_call(x, a, 429, why);
 }
 
-/* Verifiers may have computed these prompts. They count by their part of the bytes of all. */
+/* Verifiers may have computed prompts of calls that were cancelled. They count by their part of the
+ * bytes of all. */
 static void pay_unbegun(struct completion *x)
 {
     uint64_t all = 0, unbegun = 0;
@@ -402,12 +403,19 @@ static void pay_unbegun(struct completion *x)
         const struct upstream_call *a = &x->calls[i];
         size_t len = rpc_msg_len(a->request);
         all += len;
-        unbegun += i < x->n_sent && a->target && !a->begun ? len : 0;
+        unbegun += a->status.code == RPC_CANCELLED && !a->begun && !a->overdue ? len : 0;
     }
     if (unbegun)
         auth_use_prompts(http_attached(x->http),
                          (uint64_t)x->reply.prompt_tokens + x->reply.completion_tokens,
                          (double)unbegun / (double)all, clock_unix_us());
+}
+
+/* Whether the error is the request's own. */
+static bool is_own_fault(const struct upstream_call *a)
+{
+    int status = answer_status_of(a->status.code);
+    return status >= 400 && status < 429;
 }
 
 /* a: the first call that failed; NULL: calls were not made because the request was ended. */
@@ -416,10 +424,11 @@ static void end_failed(struct completion *x, const struct upstream_call *a)
     pthread_mutex_lock(&x->mu);
     bool closed = x->closed, aborted = x->aborted;
     pthread_mutex_unlock(&x->mu);
-    if (closed) {
+    if (closed || (a && is_own_fault(a)))
         pay_unbegun(x);
+    if (closed)
         end_silently(x);
-    } else if (aborted || !a)
+    else if (aborted || !a)
         completion_fail(x, 503, COMPLETION_STOPPING, "");
     else if (x->refused_status)
         completion_fail(x, x->refused_status, x->refused, "");

@@ -411,7 +411,7 @@ static void take_loss(struct upstream_call *a, const struct upstream_leg *leg, e
         finish(a);
     else if (a->next) // it was asked to continue the answer, and may have queued it
         set_waiting(a, clock_us());
-    else if (!ask_next(a, leg) && !a->lost_us && !waits_for_place(a, code))
+    else if (!ask_next(a, leg) && !waits_for_place(a, code) && !a->lost_us)
         finish(a);
 }
 
@@ -592,8 +592,12 @@ static void tick_search(struct upstream_call *a, int64_t now_us)
 {
     if (is_cancelled(a) || (!a->full && now_us - a->lost_us >= a->patience->resume_us))
         finish(a);
-    else if (now_us >= a->try_us && (!a->full || a->events->may_retry(a)))
-        ask_next(a, NULL);
+    else if (now_us < a->try_us || (a->full && !a->events->may_retry(a)))
+        return;
+    else if (!ask_next(a, NULL) && a->full) { // it has lost the verifier whose queue was full
+        a->full = false;
+        a->lost_us = now_us;
+    }
 }
 
 /* With step_mu. */

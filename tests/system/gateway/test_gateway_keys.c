@@ -241,6 +241,10 @@ static long left_of(unsigned port, long most)
     return left;
 }
 
+#define PROMPTS(last)                                                                              \
+    "{\"prompt\":[\"stall\",\"silent 12345, and 27 further bytes, or 28\",\"" last                 \
+    "\"],\"max_tokens\":50}"
+
 static void tokens_of_ended_requests_count(void **state)
 {
     (void)state;
@@ -297,6 +301,13 @@ static void tokens_of_ended_requests_count(void **state)
     for (unsigned k = 0; k < 2000 && (left = left_of(port, 1000000)) <= before - 900; k++)
         poll(NULL, 0, 5);
     assert_in_range(left, before - 8 - 7 - 13, before - 8 - 7 - 6);
+    /* The same, and a third prompt is wrong. Errors of the verifier cost nothing. */
+    before = left_after_probe(port, ALICE);
+    http_answer_is(complete(port, ALICE, PROMPTS("status 3")), 400, "", "");
+    left = left_after_probe(port, ALICE);
+    assert_in_range(left, before - 8 - 7 - 15, before - 8 - 7 - 4);
+    http_answer_is(complete(port, ALICE, PROMPTS("status 13")), 500, "", "");
+    assert_int_equal(left_after_probe(port, ALICE), left - 8 - 7);
     child_stop(&s);
 }
 

@@ -731,6 +731,37 @@ static void a_wait_for_a_place_has_a_limit(void **state)
     assert_true(played.call.overdue);
 }
 
+/* Then it waits as long as other calls. */
+static void a_call_that_waits_for_a_place_may_find_no_verifier(void **state)
+{
+    (void)state;
+    is_refused_and_waits();
+    played.may_retry = true;
+    set_state(0, UPSTREAM_DOWN);
+    pass(RESUME_US - TICK_US);
+    assert_int_equal(played.n_done, 0);
+    pass(3 * TICK_US);
+    has_ended(RPC_RESOURCE_EXHAUSTED);
+}
+
+static void a_lost_call_may_wait_for_a_place(void **state)
+{
+    (void)state;
+    played.waits = true;
+    begin(UPSTREAM_DOWN);
+    set_state(0, UPSTREAM_DOWN);
+    end(0, RPC_UNAVAILABLE);
+    set_state(0, UPSTREAM_READY);
+    pass(1000000);
+    end(0, RPC_RESOURCE_EXHAUSTED);
+    pass(2 * RESUME_US);
+    assert_int_equal(played.n_done, 0);
+    played.may_retry = true;
+    pass(1000000);
+    answer(0);
+    has_ended(RPC_OK);
+}
+
 static void a_call_that_waits_for_a_place_may_lose_its_verifier(void **state)
 {
     (void)state;
@@ -924,6 +955,8 @@ int main(void)
         TEST(a_wait_for_a_place_ends_with_the_call),
         TEST(a_wait_for_a_place_has_a_limit),
         TEST(a_call_that_waits_for_a_place_may_lose_its_verifier),
+        TEST(a_call_that_waits_for_a_place_may_find_no_verifier),
+        TEST(a_lost_call_may_wait_for_a_place),
         TEST(a_lost_request_waits_while_the_other_verifiers_are_full),
         TEST(a_drained_request_waits_while_the_other_verifiers_are_full),
         TEST(an_error_of_the_request_is_final),
