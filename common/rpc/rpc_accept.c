@@ -21,7 +21,7 @@
 #include "rpc/rpc_rate.h"
 
 #define TAKEN_MS 10
-#define USERS_PART 4 // other users have 1 / USERS_PART of the descriptors
+#define KEPT_PART 4 // 1 / KEPT_PART of the descriptors is for the own user and operators
 
 static atomic_bool watched[UINT16_MAX + 1];
 
@@ -180,7 +180,7 @@ bool rpc_accept_keeps(int fd)
     struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
     getsockname(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)});
     getrlimit(RLIMIT_NOFILE, &limit);
-    if (a.ss_family != AF_UNIX || (rlim_t)fd < limit.rlim_cur / USERS_PART)
+    if (a.ss_family != AF_UNIX || (rlim_t)fd < limit.rlim_cur - limit.rlim_cur / KEPT_PART)
         return true;
     report(DESCRIPTORS); // before the client notices
     close(fd);

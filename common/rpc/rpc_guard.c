@@ -30,12 +30,14 @@
  * unexplained bytes. */
 #define FAST_SCAN_MS 20
 #define MAX_PAUSE_MS 1000
+#define MAX_FDS (1 << 20) // more than a process usually may open
 
 struct rpc_guard {
     struct rpc_peers *peers;
-    bool ports[UINT16_MAX + 1]; // where the server listens
-    bool has_ports;
-    DIR *descriptors; // /proc/self/fd, open so that a scan needs no descriptor
+    bool ports[UINT16_MAX + 1];  // where the server listens
+    atomic_bool watches;         // ports, or users
+    atomic_uint_fast64_t *users; // (MAX_FDS) cookies of unix sockets of other users
+    DIR *descriptors;            // /proc/self/fd, open so that a scan needs no descriptor
     int wake_fd;
     int pin_fd; // for a duplicate of the descriptor to shut down
     atomic_bool stopping;
@@ -79,6 +81,7 @@ int rpc_guard_new(const struct rpc_worker *workers, unsigned n_workers, size_t c
         rpc_peers_new(max_connections(), client_bytes ? client_bytes : RPC_PEERS_CLIENT_BYTES_MAX);
     g->workers = workers;
     g->n_workers = n_workers;
+    g->users = rpc_alloc(MAX_FDS, sizeof(*g->users)); // of which few pages are used
     g->descriptors = opendir("/proc/self/fd");
     g->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     g->pin_fd = g->wake_fd < 0 ? -1 : fcntl(g->wake_fd, F_DUPFD_CLOEXEC, 0);
@@ -113,13 +116,14 @@ void rpc_guard_free(struct rpc_guard *g)
     if (g->pin_fd >= 0)
         close(g->pin_fd);
     rpc_peers_free(g->peers);
+    free(g->users);
     free(g);
 }
 
 void rpc_guard_watch(struct rpc_guard *g, uint16_t port)
 {
     g->ports[port] = true;
-    g->has_ports = true;
+    atomic_store(&g->watches, true);
 }
 
 /* ---- the sockets ---- */
@@ -132,15 +136,6 @@ static bool peer_of(int fd, struct rpc_peer_address *ret)
            rpc_peer_address_of(&a, ret);
 }
 
-/* Whether the server has accepted this descriptor. *ret: its client. */
-static bool is_ours(const struct rpc_guard *g, int fd, struct rpc_peer_address *ret)
-{
-    struct sockaddr_storage a = {0};
-    struct rpc_peer_address own;
-    return getsockname(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}) == 0 &&
-           rpc_peer_address_of(&a, &own) && g->ports[own.port] && peer_of(fd, ret);
-}
-
 /* 0: the system does not tell it. */
 static uint64_t cookie_of(int fd)
 {
@@ -149,13 +144,46 @@ static uint64_t cookie_of(int fd)
     return cookie;
 }
 
+void rpc_guard_watch_user(struct rpc_guard *g, int fd)
+{
+    if (fd >= MAX_FDS)
+        return;
+    atomic_store(&g->users[fd], cookie_of(fd));
+    if (!atomic_exchange(&g->watches, true))
+        wake(g);
+}
+
+/* Whether the socket is one of another user. It was accepted with this number. */
+static bool is_of_user(const struct rpc_guard *g, int number, int fd, sa_family_t family)
+{
+    uint64_t cookie = family == AF_UNIX && number < MAX_FDS ? atomic_load(&g->users[number]) : 0;
+    return cookie && cookie == cookie_of(fd);
+}
+
+/* Whether the server has accepted this socket, with this number. *ret: its client. */
+static bool is_ours(const struct rpc_guard *g, int number, int fd, struct rpc_peer_address *ret)
+{
+    struct sockaddr_storage a = {0};
+    struct rpc_peer_address own;
+    if (getsockname(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}) < 0)
+        return false;
+    if (is_of_user(g, number, fd, a.ss_family)) {
+        rpc_peer_address_of_user(fd, ret);
+        return true;
+    }
+    return rpc_peer_address_of(&a, &own) && g->ports[own.port] && peer_of(fd, ret);
+}
+
 /* gRPC core may have closed fd since its address was read. A kernel or a sandbox without these
  * counts leaves them 0. */
 static void saw(struct rpc_guard *g, int fd, const struct rpc_peer_address *a)
 {
     struct tcp_info t = {0};
     uint64_t cookie = cookie_of(fd);
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &t, &(socklen_t){sizeof(t)}) < 0)
+    bool is_unix = memcmp(&cookie, a->ip + 8, sizeof(cookie)) == 0;
+    if (is_unix)
+        t.tcpi_bytes_received = rpc_wire_received(fd);
+    else if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &t, &(socklen_t){sizeof(t)}) < 0)
         return;
     const struct rpc_peer_socket socket = {
         .cookie = cookie, .received = t.tcpi_bytes_received, .acked = t.tcpi_bytes_acked};
@@ -189,7 +217,7 @@ static void end_if_due(struct rpc_guard *g, int fd, const struct rpc_peer_addres
     struct rpc_peer_address actual;
     if (dup3(fd, g->pin_fd, O_CLOEXEC) < 0)
         return;
-    if (is_ours(g, g->pin_fd, &actual) && memcmp(&actual, a, sizeof(actual)) == 0) {
+    if (is_ours(g, fd, g->pin_fd, &actual) && memcmp(&actual, a, sizeof(actual)) == 0) {
         enum rpc_peers_end reason = rpc_peers_take(g->peers, a, cookie_of(g->pin_fd));
         if (reason) {
             report(g, reason, a); // before the client notices
@@ -207,7 +235,7 @@ static void for_each_connection(struct rpc_guard *g, void (*fn)(struct rpc_guard
     rewinddir(g->descriptors);
     for (struct dirent *e; (e = readdir(g->descriptors));) {
         int fd = *e->d_name == '.' ? -1 : atoi(e->d_name);
-        if (fd >= 0 && is_ours(g, fd, &a))
+        if (fd >= 0 && is_ours(g, fd, fd, &a))
             fn(g, fd, &a);
     }
 }
@@ -243,7 +271,7 @@ static void pause_after(struct rpc_guard *g, int64_t scan_us)
     int ms = fast ? FAST_SCAN_MS : SCAN_MS;
     if (scan_us > ms * 1000)
         ms = scan_us < MAX_PAUSE_MS * 1000 ? (int)(scan_us / 1000) : MAX_PAUSE_MS;
-    poll(&p, 1, ms);
+    poll(&p, 1, atomic_load(&g->watches) ? ms : -1);
     eventfd_read(g->wake_fd, &(eventfd_t){0});
     if (clock_us() - begin_us > ms * 1000 + RPC_PEERS_STALL_US / 2)
         g->awake_us = clock_us(); // the process was stopped, or got no CPU
@@ -263,7 +291,7 @@ static void *guard_main(void *arg)
 int rpc_guard_start(struct rpc_guard *g)
 {
     g->awake_us = clock_us();
-    return g->has_ports ? thread_start(guard_main, g, 0, &g->thread) : 0;
+    return thread_start(guard_main, g, 0, &g->thread);
 }
 
 /* ---- calls ---- */
@@ -276,16 +304,25 @@ static bool is_tcp(int fd)
            rpc_peer_address_of(&a, &own);
 }
 
+static bool user_of(const struct rpc_guard *g, int fd, struct rpc_peer_address *ret)
+{
+    bool found = is_of_user(g, fd, fd, AF_UNIX);
+    if (found)
+        rpc_peer_address_of_user(fd, ret);
+    return found;
+}
+
 /* For a connection that rpc_listen.h accepted, gRPC core only tells the descriptor. It closes that
  * after the last call of the connection is freed, so the number still names the connection. But one
  * that its client has reset has no address. *ret_over: it is such a connection. */
-static bool read_peer(const char *peer, struct rpc_peer_address *ret, bool *ret_over)
+static bool read_peer(const struct rpc_guard *g, const char *peer, struct rpc_peer_address *ret,
+                      bool *ret_over)
 {
     *ret_over = false;
     if (strncmp(peer, "fd:", 3) != 0)
         return rpc_peer_address_read(peer, ret);
     int fd = atoi(peer + 3);
-    bool found = peer_of(fd, ret);
+    bool found = peer_of(fd, ret) || user_of(g, fd, ret);
     *ret_over = !found && is_tcp(fd);
     return found;
 }
@@ -296,9 +333,9 @@ int rpc_guard_call(struct rpc_guard *g, const char *peer, const struct rpc_peer_
     struct rpc_peer_address a;
     bool over;
     *ret = NULL;
-    if (!g->has_ports)
+    if (!atomic_load(&g->watches))
         return 0;
-    if (!read_peer(peer, &a, &over))
+    if (!read_peer(g, peer, &a, &over))
         return over ? -ECONNABORTED : 0;
     *ret = rpc_peers_call(g->peers, &a, call, clock_us());
     return *ret ? 0 : -ECONNABORTED;

@@ -1,8 +1,9 @@
-/* rpc_guard.h - ends TCP connections that abuse a server.
+/* rpc_guard.h - ends connections that abuse a server.
  *
  * gRPC core has no function that ends one connection. So a thread finds the server's connections
  * among the descriptors of this process, and shuts their sockets down. rpc_peers.h says which.
- * Connections to unix sockets are not watched: the mode of the path says who may connect.
+ * At unix sockets those of other users are watched, but not of operators: the mode of the path says
+ * who may connect.
  *
  * Private to common/rpc. Threads: any for rpc_guard_call() and the functions below it. */
 #pragma once
@@ -20,7 +21,8 @@ int rpc_guard_new(const struct rpc_worker *workers, unsigned n_workers, size_t c
 void rpc_guard_free(struct rpc_guard *g); // after the last rpc_guard_done(); NULL is fine
 /* A port on which the server listens. Before rpc_guard_start(). */
 void rpc_guard_watch(struct rpc_guard *g, uint16_t port);
-/* Does nothing without ports. */
+/* A connection of another user at a unix socket. Any thread. */
+void rpc_guard_watch_user(struct rpc_guard *g, int fd);
 int rpc_guard_start(struct rpc_guard *g);
 
 /* A call begins. peer: its text of grpc_call_get_peer(). *ret is NULL for a connection that is not

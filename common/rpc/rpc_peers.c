@@ -111,6 +111,20 @@ bool rpc_peer_address_of(const struct sockaddr_storage *from, struct rpc_peer_ad
     return from->ss_family == AF_INET || from->ss_family == AF_INET6;
 }
 
+#define USER "user"
+
+void rpc_peer_address_of_user(int fd, struct rpc_peer_address *ret)
+{
+    struct ucred peer = {.uid = (uid_t)-1};
+    uint64_t cookie = 0;
+    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &(socklen_t){sizeof(peer)});
+    getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &(socklen_t){sizeof(cookie)});
+    *ret = (struct rpc_peer_address){.port = 0};
+    memcpy(ret->ip, USER, 4);
+    memcpy(ret->ip + 4, &peer.uid, 4);
+    memcpy(ret->ip + 8, &cookie, 8);
+}
+
 void rpc_peer_client(const struct rpc_peer_address *a, uint8_t ret[16])
 {
     static const uint8_t nat64[12] = {0, 0x64, 0xff, 0x9b}; // RFC 6052
@@ -126,7 +140,11 @@ void rpc_peer_client(const struct rpc_peer_address *a, uint8_t ret[16])
 const char *rpc_peer_address_text(const struct rpc_peer_address *a, char out[RPC_PEER_ADDRESS_MAX])
 {
     char host[INET6_ADDRSTRLEN];
-    if (IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)a->ip))
+    uid_t user;
+    memcpy(&user, a->ip + 4, sizeof(user));
+    if (memcmp(a->ip, USER, 4) == 0)
+        snprintf(out, RPC_PEER_ADDRESS_MAX, "unix user %u", user);
+    else if (IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)a->ip))
         snprintf(out, RPC_PEER_ADDRESS_MAX, "%s:%u",
                  inet_ntop(AF_INET, a->ip + 12, host, sizeof(host)), a->port);
     else

@@ -1,4 +1,5 @@
-/* rpc_peers.h - the TCP connections of a server, and which of them abuse it.
+/* rpc_peers.h - the connections of a server, and which of them abuse it. They are those of TCP, and
+ * of other users at unix sockets.
  *
  * gRPC core has no limit for what a client sends before a call begins, nor for calls that the
  * client resets. So each connection has an account of its calls and bytes. Bytes are unexplained if
@@ -89,19 +90,23 @@ enum rpc_peers_end {
 };
 
 struct rpc_peer_address {
-    uint8_t ip[16]; // of IPv4: mapped to IPv6
+    /* Of IPv4: mapped to IPv6. Of a user at a unix socket: "user", the id, and the cookie of the
+     * socket. No address of the internet begins with these letters. */
+    uint8_t ip[16];
     uint16_t port;
 };
 
 /* text: of grpc_call_get_peer(). False: not TCP. */
 bool rpc_peer_address_read(const char *text, struct rpc_peer_address *ret);
 bool rpc_peer_address_of(const struct sockaddr_storage *from, struct rpc_peer_address *ret);
-/* "192.0.2.1:1234", "[2001:db8::1]:1234" */
+/* fd: a connected unix socket. */
+void rpc_peer_address_of_user(int fd, struct rpc_peer_address *ret);
+/* "192.0.2.1:1234", "[2001:db8::1]:1234", "unix user 1000" */
 #define RPC_PEER_ADDRESS_MAX 64
 const char *rpc_peer_address_text(const struct rpc_peer_address *a, char out[RPC_PEER_ADDRESS_MAX]);
 
-/* The client that has this address. Of IPv6 a client has a /64 network, unless the prefix is the
- * same for everybody. Each user of this machine has all of 127.0.0.0/8. */
+/* The client that has this address: of a unix socket the user. Of IPv6 a client has a /64 network,
+ * unless the prefix is the same for everybody. Each user of this machine has all of 127.0.0.0/8. */
 void rpc_peer_client(const struct rpc_peer_address *a, uint8_t ret[16]);
 
 struct rpc_peers;

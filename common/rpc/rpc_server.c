@@ -53,6 +53,8 @@ static void add_connection(void *user, int fd, unsigned door)
         door = DOOR_OWN;
     else if (door == DOOR_CLIENT && !rpc_accept_keeps(fd))
         return;
+    else if (door == DOOR_CLIENT)
+        rpc_guard_watch_user(s->guard, fd);
     grpc_server_add_channel_from_fd(s->doors[door].core, fd, s->creds);
 }
 

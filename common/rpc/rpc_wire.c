@@ -27,6 +27,7 @@
 /* A connection of gRPC core. */
 struct connection {
     struct rpc_frames frames;
+    uint64_t n_received;   // bytes
     struct rpc_rate *rate; // of its client's calls; NULL: no limit
     uint8_t client[16];    // as of rpc_peer_client(), or the begin of a certificate's hash
     unsigned n_settled;    // connections that share the rate of the settled ones; 0: it is not one
@@ -51,11 +52,13 @@ static struct {
 static _Atomic(struct wire *) wires[MAX_FDS];
 static struct {
     pthread_mutex_t mu;
-    struct rpc_rate clients, services;
+    struct rpc_rate clients, services, shares;
+    int64_t all_us; // of all clients, see rpc_rate_pass()
 } calls = {.mu = PTHREAD_MUTEX_INITIALIZER,
            .clients = {.limit = {RPC_WIRE_CALLS_PER_S, RPC_WIRE_CALLS_BURST}},
            .services = {.limit = {RPC_WIRE_SERVICE_TIMES * RPC_WIRE_CALLS_PER_S,
-                                  RPC_WIRE_SERVICE_TIMES *RPC_WIRE_CALLS_BURST}}};
+                                  RPC_WIRE_SERVICE_TIMES *RPC_WIRE_CALLS_BURST}},
+           .shares = {.limit = {RPC_WIRE_SHARE_PER_S, RPC_WIRE_SHARE_BURST}}};
 
 /* gRPC core reads a TLS connection in one thread at a time, but by locks that ThreadSanitizer does
  * not see. Connections share these locks. */
@@ -77,7 +80,7 @@ static void free_connection(void *ssl, void *connection, CRYPTO_EX_DATA *all, in
 
 static void init(void)
 {
-    calls.clients.seed = calls.services.seed = rng_secret();
+    calls.clients.seed = calls.services.seed = calls.shares.seed = rng_secret();
     *(void **)&next.recvmsg = dlsym(RTLD_NEXT, "recvmsg");
     *(void **)&next.ssl_read = dlsym(RTLD_NEXT, "SSL_read");
     next.index = SSL_get_ex_new_index(0, NULL, NULL, NULL, free_connection);
@@ -103,12 +106,20 @@ static void report(const char *from)
 
 /* ---- what may pass ---- */
 
+/* With the lock. Whether the rate of all clients permits a call of this one. */
+static bool all_pass(const struct connection *c, int64_t now_us)
+{
+    static const struct rpc_rate_limit limit = {RPC_WIRE_ALL_PER_S, RPC_WIRE_CALLS_BURST};
+    return c->rate == &calls.services || rpc_rate_pass(&calls.all_us, &limit, 1, now_us) ||
+           rpc_rate_take(&calls.shares, c->client, now_us);
+}
+
 static bool call_passes(struct connection *c, int64_t now_us)
 {
     if (c->n_settled && rpc_rate_pass(&c->due_us, &c->rate->limit, c->n_settled, now_us))
         return true;
     pthread_mutex_lock(&calls.mu);
-    bool ok = rpc_rate_take(c->rate, c->client, now_us);
+    bool ok = rpc_rate_take(c->rate, c->client, now_us) && all_pass(c, now_us);
     pthread_mutex_unlock(&calls.mu);
     return ok;
 }
@@ -117,6 +128,7 @@ static bool call_passes(struct connection *c, int64_t now_us)
 static bool bytes_pass(struct connection *c, const void *bytes, size_t n, int64_t now_us)
 {
     uint64_t before = c->frames.n_calls;
+    c->n_received += n;
     bool ok = rpc_frames_pass(&c->frames, bytes, n, now_us);
     for (uint64_t i = before; c->rate && ok && i < c->frames.n_calls; i++)
         ok = call_passes(c, now_us);
@@ -160,13 +172,11 @@ static bool message_passes(struct connection *c, const struct msghdr *m, size_t 
 /* False: fd is no unix socket, or its other end is the own user. */
 static bool is_other_user(int fd, sa_family_t family, uint8_t ret_client[16])
 {
-    struct ucred peer = {.uid = (uid_t)-1};
+    struct rpc_peer_address a;
     if (family != AF_UNIX || rpc_roles_is_own_user(fd))
         return false;
-    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &(socklen_t){sizeof(peer)});
-    memset(ret_client, 0, 16);
-    memcpy(ret_client, "user", 4); // no address of the internet begins so
-    memcpy(ret_client + 4, &peer.uid, sizeof(peer.uid));
+    rpc_peer_address_of_user(fd, &a);
+    rpc_peer_client(&a, ret_client);
     return true;
 }
 
@@ -198,6 +208,18 @@ void rpc_wire_settled(int fd, unsigned n)
     if (w->socket == socket)
         w->connection.n_settled = n;
     pthread_mutex_unlock(&w->mu);
+}
+
+uint64_t rpc_wire_received(int fd)
+{
+    ino_t socket;
+    struct wire *w = wire_of(fd, &socket);
+    if (!w)
+        return 0;
+    pthread_mutex_lock(&w->mu);
+    uint64_t n = w->socket == socket ? w->connection.n_received : 0;
+    pthread_mutex_unlock(&w->mu);
+    return n;
 }
 
 /* Whether the n bytes that were read from fd may pass. *ret_ends: they are the first that may not.

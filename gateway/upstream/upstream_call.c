@@ -396,11 +396,25 @@ static bool may_move(struct upstream_call *a, enum rpc_code code)
            !is_final(a, code);
 }
 
-/* No other verifier can be asked: the one that has ended the call has a full queue, too. */
-static bool waits_for_place(struct upstream_call *a, enum rpc_code code)
+/* Whether there is another verifier that was not asked and not lost. */
+static bool has_other(const struct upstream_call *a, const struct upstream_leg *leg)
 {
-    a->full = code == RPC_RESOURCE_EXHAUSTED && a->events->on_full(a);
-    return a->full;
+    struct verifier *v = take_verifier(a, a->tried | a->unable | a->lost | bit_of(leg));
+    upstream_release(v);
+    return v;
+}
+
+/* `leg` has ended with this code: its queue is full, and no other verifier can be asked but lost
+ * ones. These may lose the call again and again. */
+static bool waits_for_place(struct upstream_call *a, const struct upstream_leg *leg,
+                            enum rpc_code code)
+{
+    a->full = code == RPC_RESOURCE_EXHAUSTED && !has_other(a, leg) && a->events->on_full(a);
+    if (!a->full)
+        return false;
+    a->tried = 0;
+    pause_tries(a);
+    return true;
 }
 
 /* The call has no verifier now: `leg`, the last one, has ended with this code. A full queue is no
@@ -411,7 +425,7 @@ static void take_loss(struct upstream_call *a, const struct upstream_leg *leg, e
         finish(a);
     else if (a->next) // it was asked to continue the answer, and may have queued it
         set_waiting(a, clock_us());
-    else if (!ask_next(a, leg) && !waits_for_place(a, code) && !a->lost_us)
+    else if (!waits_for_place(a, leg, code) && !ask_next(a, leg) && !a->lost_us)
         finish(a);
 }
 

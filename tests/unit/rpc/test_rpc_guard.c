@@ -32,6 +32,7 @@ static atomic_int n_failing_looks;            // calls of getsockopt() of a conn
 static atomic_int_fast64_t ahead_us, jump_us; // of the clock; of its jump after the next poll()
 static atomic_int_fast64_t stopped_us;        // the time of the clock if it stands; 0: it runs
 static atomic_int_fast64_t look_us;           // that a look at a connection takes
+static atomic_bool other_user;                // is at the other end of unix sockets
 static int n_polls;                           // with a time limit ...
 static atomic_int poll_ms;                    // ... which the last one had
 
@@ -89,7 +90,10 @@ int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *len)
         errno = EBADF;
         return -1;
     }
-    return __real_getsockopt(fd, level, name, value, len);
+    int rc = __real_getsockopt(fd, level, name, value, len);
+    if (rc == 0 && level == SOL_SOCKET && name == SO_PEERCRED && atomic_load(&other_user))
+        ((struct ucred *)value)->uid = geteuid() + 1;
+    return rc;
 }
 
 static void await_scans(int n)
@@ -406,6 +410,30 @@ static void ignored_frames_end_a_connection(void **state)
     stream_is_served(&g);
     assert_int_equal(all_ended(), before + 1); // by its bytes, or because they stalled the thread
     done(&g);
+}
+
+/* At a unix socket. The own user may be a gateway, which passes on what its clients send. */
+static void ignored_frames_of_another_user_end_its_connection(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    int before = all_ended();
+    rpc_rig_init(&r, &(struct rpc_server_options){.max_unexplained = MAX_UNEXPLAINED});
+    struct http2_client own = http2_client_open(r.path);
+    http2_client_pad(&own, 2 * MAX_UNEXPLAINED);
+    http2_client_call(&own, "/test/Echo");
+    assert_true(http2_client_await(&own, 1));
+    atomic_store(&other_user, true);
+    struct http2_client c = http2_client_open(r.path);
+    http2_client_pad(&c, 2 * MAX_UNEXPLAINED);
+    http2_client_await_end(&c);
+    atomic_store(&other_user, false);
+    http2_client_call(&own, "/test/Echo");
+    assert_true(http2_client_await(&own, 2));
+    assert_int_equal(all_ended(), before + 1);
+    http2_client_close(&c);
+    http2_client_close(&own);
+    rpc_rig_done(&r);
 }
 
 /* The calls have few bytes, but gRPC core does not tell how few. */
@@ -796,6 +824,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ignored_frames_end_a_connection),
+        cmocka_unit_test(ignored_frames_of_another_user_end_its_connection),
         cmocka_unit_test(unfinished_messages_beside_many_calls_end_a_connection),
         cmocka_unit_test(a_client_that_makes_too_many_calls_is_ended),
         cmocka_unit_test(a_client_whose_requests_are_refused_is_not_ended),
