@@ -211,6 +211,33 @@ static void refusals_of_calls_are_noted(void **state)
     full_queues_done(&g.full);
 }
 
+/* Another request of the client has all places of further prompts. */
+static void a_request_that_fails_waits_for_no_place(void **state)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    (void)state;
+    struct http_request *http = new_http();
+    struct completion *x = generation_of(&g, http, N_PROMPTS);
+    struct prompt_places_request other = {0};
+    assert_int_equal(prompt_places_join(&g.places, &other, ""), 0);
+    for (unsigned i = 0; i < PROMPT_PLACES_OF_PAYER; i++)
+        assert_true(prompt_places_take(&g.places, &other));
+    x->begun = true;
+    played.n = 0;
+    completion_send(x);
+    assert_int_equal(played.n, 1);
+    assert_true(x->waits);
+    played.calls[0]->status.code = RPC_INTERNAL;
+    played.calls[0]->events->on_done(played.calls[0]);
+    assert_int_equal(http->status, 500);
+    assert_null(g.all);
+    for (unsigned i = 0; i < PROMPT_PLACES_OF_PAYER; i++)
+        assert_null(prompt_places_give(&g.places, &other));
+    prompt_places_leave(&g.places, &other);
+    http_unref(http);
+}
+
 /* An answer that has begun has lost its verifier; then the queue is not the reason. */
 static void only_a_request_that_has_not_begun_waits_in_a_queue(void **state)
 {
@@ -738,6 +765,7 @@ int main(void)
         cmocka_unit_test(one_call_runs_until_the_first_event),
         cmocka_unit_test(further_calls_wait_while_the_queue_is_full),
         cmocka_unit_test(refusals_of_calls_are_noted),
+        cmocka_unit_test(a_request_that_fails_waits_for_no_place),
         cmocka_unit_test(only_a_request_that_has_not_begun_waits_in_a_queue),
         cmocka_unit_test(calls_that_wait_for_a_verifier_end_with_the_gateway),
         cmocka_unit_test(ids_of_a_running_answer_have_their_memory_when_it_is_full),

@@ -292,6 +292,32 @@ static void a_request_whose_client_hangs_up_waits_for_no_model(void **state)
     assert_int_equal(r->answer, NONE);
 }
 
+static void a_request_that_finds_no_place_to_wait_gets_503(void **state)
+{
+    (void)state;
+    static struct upstream_waiter waiters[UPSTREAM_WAITING_MAX];
+    struct upstream_waiter *displaced;
+    for (unsigned i = 0; i < UPSTREAM_WAITING_MAX; i++) {
+        char payer[16];
+        snprintf(payer, sizeof(payer), "p%u", i);
+        assert_int_equal(upstream_waiters_add(&u.waiters, &waiters[i], payer, &displaced), 0);
+    }
+    g->load_wait_us = 600000000;
+    u.verifiers[0].state = UPSTREAM_LOADING;
+    begin(OPENAI_COMPLETION, "{\"prompt\":\"x\"}");
+    refused(503, "1024 requests already wait for the model to load; try again");
+    while (u.waiters.first)
+        upstream_waiters_remove(&u.waiters, &u.waiters.first);
+}
+
+static void a_gateway_that_drains_refuses_requests(void **state)
+{
+    (void)state;
+    completions_drain(g);
+    begin(OPENAI_COMPLETION, "{\"prompt\":\"x\"}");
+    refused(503, COMPLETION_STOPPING);
+}
+
 static void a_request_that_loses_its_place_gets_503(void **state)
 {
     (void)state;
@@ -514,6 +540,8 @@ int main(void)
         CASE(a_chat_whose_client_hangs_up_is_cancelled),
         CASE(a_chat_that_does_not_wait_for_its_template_is_not_cancelled),
         CASE(a_request_whose_client_hangs_up_waits_for_no_model),
+        CASE(a_request_that_finds_no_place_to_wait_gets_503),
+        CASE(a_gateway_that_drains_refuses_requests),
         CASE(a_request_that_loses_its_place_gets_503),
         CASE(a_full_queue_is_not_asked_again_and_again),
         CASE(a_request_larger_than_its_body_is_charged),

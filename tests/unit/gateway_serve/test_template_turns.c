@@ -241,6 +241,19 @@ static void a_template_that_runs_is_not_forgotten(void **state)
     assert_int_equal(next(0, 1), 2);
 }
 
+/* Those that wait have a template that has failed and is tried again. */
+static void a_chat_with_another_template_does_not_wait_for_the_try(void **state)
+{
+    (void)state;
+    render("a", TEMPLATE_TURNS_FAILED, 0);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(enter("a", "x", 0), 0);
+    assert_int_equal(next(0, 0), 1);
+    assert_int_equal(next(0, 0), -1);
+    assert_int_equal(enter("a", "y", 0), 0);
+    assert_int_equal(next(0, 0), 4);
+}
+
 /* Two helpers run the template, which has not failed before; then one of them fails. */
 static void an_end_admits_others_only_after_its_own_probe(void **state)
 {
@@ -840,6 +853,7 @@ int main(void)
         CASE(a_failing_template_has_one_helper_at_a_time),
         CASE(only_some_failing_templates_are_known),
         CASE(a_template_that_runs_is_not_forgotten),
+        CASE(a_chat_with_another_template_does_not_wait_for_the_try),
         CASE(an_end_admits_others_only_after_its_own_probe),
         CASE(a_payer_without_memory_takes_no_place),
         CASE(the_last_helper_is_for_quick_payers),

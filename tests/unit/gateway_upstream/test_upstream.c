@@ -235,6 +235,21 @@ static void a_waiter_is_called_when_the_model_is_loaded(void **state)
     fake_verifier_stop(f);
 }
 
+static void payers_are_known_while_they_wait(void **state)
+{
+    (void)state;
+    struct upstream_waiters s = {0};
+    struct upstream_waiter w[3], *displaced;
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(upstream_waiters_add(&s, &w[i], i ? "b" : "a", &displaced), 0);
+    assert_ptr_equal(upstream_waiters_remove(&s, &s.first->next->next), &w[0]);
+    assert_ptr_equal(upstream_waiters_remove(&s, &s.first), &w[2]);
+    assert_ptr_equal(s.payers, w[1].payer); // the only one
+    assert_ptr_equal(upstream_waiters_remove(&s, &s.first), &w[1]);
+    assert_null(s.payers);
+    assert_int_equal(s.n, 0);
+}
+
 static int wait_as(struct upstream *u, const char *payer)
 {
     return upstream_wait(u, NULL, payer, 600000000, called, NULL);
@@ -497,6 +512,7 @@ int main(void)
         CASE(verifiers_are_met_until_a_deadline),
         CASE(requests_are_counted),
         CASE(a_waiter_is_called_when_the_model_is_loaded),
+        CASE(payers_are_known_while_they_wait),
         CASE(who_waits_most_gives_way_when_all_places_are_taken),
         CASE(a_stop_ends_calls),
         CASE(a_call_leaves_a_verifier_that_drains_or_is_silent),
