@@ -136,8 +136,10 @@ static int on_finished(gnutls_session_t session, unsigned type, unsigned when, u
 {
     (void)type, (void)when, (void)message;
     struct input *in = input_of(session);
-    if (incoming && in)
+    if (incoming && in) {
         atomic_store(&in->complete, true);
+        atomic_store(&in->n, 0);
+    }
     return 0;
 }
 

@@ -240,6 +240,24 @@ static void send_data(struct ends *e)
     }
 }
 
+/* A small buffer lets the record arrive in pieces. */
+static void the_first_record_may_come_in_pieces(void **state)
+{
+    static char data[16384];
+    (void)state;
+    struct ends e;
+    ends_init(&e);
+    assert_int_equal(shake_hands(&e, 7000), 0);
+    assert_int_equal(setsockopt(e.fds[1], SOL_SOCKET, SO_SNDBUF, &(int){1}, sizeof(int)), 0);
+    ssize_t sent = gnutls_record_send(e.client, data, sizeof(data)), got;
+    assert_int_equal(sent, GNUTLS_E_AGAIN);
+    while ((got = gnutls_record_recv(e.server, data, sizeof(data))) == GNUTLS_E_AGAIN)
+        if (sent == GNUTLS_E_AGAIN)
+            sent = gnutls_record_send(e.client, NULL, 0); // the rest
+    assert_int_equal(got, sizeof(data));
+    ends_done(&e);
+}
+
 /* Sends small records without data until the server takes no more. Returns their number. */
 static unsigned send_alerts(struct ends *e, unsigned most)
 {
@@ -276,6 +294,7 @@ int main(void)
         cmocka_unit_test(what_gnutls_cannot_read_is_refused),
         cmocka_unit_test(a_handshake_gets_the_chain_and_the_key),
         cmocka_unit_test(a_handshake_has_few_bytes),
+        cmocka_unit_test(the_first_record_may_come_in_pieces),
         cmocka_unit_test(records_without_data_have_few_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
