@@ -46,7 +46,8 @@ struct rpc_peer {
     int64_t seen_us;               // the last scan; before: like used_us
     struct rpc_peer_socket socket; // at the last scan
     uint64_t unexplained;
-    unsigned rank; // in end_crowd(): connections of this client that are of more use
+    uint64_t client_bytes; // in a scan: the unexplained bytes of all connections of this client
+    unsigned rank;         // in end_crowd(): connections of this client that are of more use
 };
 
 /* An address whose connections were ended. */
@@ -350,7 +351,7 @@ bool rpc_peer_reset(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
         p->resets_us = now_us;
         p->n_resets = p->n_resets > forgiven ? p->n_resets - forgiven : 0;
     }
-    bool ends = !p->end && ++p->n_resets > RPC_PEERS_RESETS_BURST;
+    bool ends = !p->end && !p->is_settled && ++p->n_resets > RPC_PEERS_RESETS_BURST;
     if (ends)
         end_offender(ps, p, RPC_PEERS_RESETS, now_us);
     pthread_mutex_unlock(&ps->mu);
@@ -538,6 +539,24 @@ static void drop_ended(struct list *l)
     l->n = n;
 }
 
+static int by_name(const void *a, const void *b)
+{
+    const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
+    return memcmp(p->client, q->client, sizeof(p->client));
+}
+
+static void sum_clients(struct list *l)
+{
+    qsort(l->v, l->n, sizeof(*l->v), by_name);
+    for (unsigned i = 0, end; i < l->n; i = end) {
+        uint64_t sum = 0;
+        for (end = i; end < l->n && is_same_client(l->v[i]->client, l->v[end]->client); end++)
+            sum += l->v[end]->unexplained;
+        for (unsigned k = i; k < end; k++)
+            l->v[k]->client_bytes = sum;
+    }
+}
+
 static bool is_large_client(const struct rpc_peer *p)
 {
     return !p->trusted && p->unexplained >= RPC_PEERS_STALL_BYTES;
@@ -550,6 +569,8 @@ static int by_size(const void *a, const void *b)
     bool p_first = is_large_client(p), q_first = is_large_client(q);
     if (p_first != q_first)
         return p_first ? -1 : 1;
+    if (p->client_bytes != q->client_bytes)
+        return p->client_bytes < q->client_bytes ? 1 : -1;
     return (p->unexplained < q->unexplained) - (p->unexplained > q->unexplained);
 }
 
@@ -662,6 +683,7 @@ unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t no
     remove_old(ps, now_us - RPC_PEERS_KEPT_US);
     mark_gone(ps);
     struct list l = list_seen(ps);
+    sum_clients(&l);
     end_stall(ps, &l, stalled_us, now_us);
     end_growth(ps, &l, now_us);
     end_bytes(ps, &l, false, ps->client_bytes, now_us);

@@ -7,7 +7,8 @@
  * bytes of complete messages are known. Those of headers and frames are not, so calls and messages
  * explain as many as a good client needs for them, in all RPC_PEERS_CREDIT_PER_S. A connection is
  * ended if
- * - it resets calls faster than RPC_PEERS_RESETS_PER_S;
+ * - it resets calls faster than RPC_PEERS_RESETS_PER_S and is not settled. A gateway cancels the
+ *   calls of its clients, and the rate of calls (rpc_wire.h) bounds the resets, too;
  * - it makes a cheap call after its client has made RPC_PEERS_CHEAP_PER_S, on all connections
  *   together. The first RPC_PEERS_CHEAP_FIRST calls of each are free, and one that is settled uses
  *   up its share before;

@@ -32,6 +32,7 @@ struct connection {
     uint8_t client[16];    // as of rpc_peer_client(), or the begin of a certificate's hash
     unsigned n_settled;    // connections that share the rate of the settled ones; 0: it is not one
     int64_t due_us;        // of its share, see rpc_rate_pass()
+    int64_t busy_us;       // of its share while all clients make too many calls
 };
 
 /* What is known of a descriptor's socket. It stays when the descriptor is closed. */
@@ -106,20 +107,26 @@ static void report(const char *from)
 
 /* ---- what may pass ---- */
 
+/* With the lock. A share of the limit that settled connections have, or the rate of the client. */
+static bool rate_passes(const struct connection *c, int64_t *due_us, struct rpc_rate *r,
+                        int64_t now_us)
+{
+    return (c->n_settled && rpc_rate_pass(due_us, &r->limit, c->n_settled, now_us)) ||
+           rpc_rate_take(r, c->client, now_us);
+}
+
 /* With the lock. Whether the rate of all clients permits a call of this one. */
-static bool all_pass(const struct connection *c, int64_t now_us)
+static bool all_pass(struct connection *c, int64_t now_us)
 {
     static const struct rpc_rate_limit limit = {RPC_WIRE_ALL_PER_S, RPC_WIRE_CALLS_BURST};
     return c->rate == &calls.services || rpc_rate_pass(&calls.all_us, &limit, 1, now_us) ||
-           rpc_rate_take(&calls.shares, c->client, now_us);
+           rate_passes(c, &c->busy_us, &calls.shares, now_us);
 }
 
 static bool call_passes(struct connection *c, int64_t now_us)
 {
-    if (c->n_settled && rpc_rate_pass(&c->due_us, &c->rate->limit, c->n_settled, now_us))
-        return true;
     pthread_mutex_lock(&calls.mu);
-    bool ok = rpc_rate_take(c->rate, c->client, now_us) && all_pass(c, now_us);
+    bool ok = rate_passes(c, &c->due_us, c->rate, now_us) && all_pass(c, now_us);
     pthread_mutex_unlock(&calls.mu);
     return ok;
 }

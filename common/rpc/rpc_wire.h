@@ -16,7 +16,8 @@
  *   1,000 calls per second; with the most settled connections, its share is 500.
  * - All of its connections together have the second one. A settled connection pays from its own
  *   share first.
- * While all clients together make more than RPC_WIRE_ALL_PER_S, each has RPC_WIRE_SHARE_PER_S.
+ * While all clients together make more than RPC_WIRE_ALL_PER_S, each has RPC_WIRE_SHARE_PER_S, in
+ * the same way.
  * The connection whose call finds no rate ends. A gateway passes on what its clients send. So the
  * own user has no limit, and a certificate of a service has RPC_WIRE_SERVICE_TIMES as much. */
 #define RPC_WIRE_CALLS_PER_S 8000 // in the long run

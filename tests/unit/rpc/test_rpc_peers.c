@@ -241,6 +241,38 @@ static void old_connections_with_calls_are_settled(void **state)
     assert_int_equal(scan_settled(2, 2), 1);
 }
 
+/* A gateway cancels the calls of its clients. */
+static void a_settled_connection_may_reset_calls(void **state)
+{
+    (void)state;
+    struct rpc_peer *p = call(1, 0);
+    assert_int_equal(scan_settled(1, 1), 0);
+    now_us += RPC_PEERS_SETTLED_US;
+    assert_int_equal(scan_settled(1, 1), 1);
+    assert_int_equal(reset_until_end(p, 3 * RPC_PEERS_RESETS_BURST), 0);
+    assert_int_equal(scan_settled(1, 1), 1);
+    rpc_peer_done(peers, p, now_us);
+}
+
+static void the_client_with_most_bytes_gives_way(void **state)
+{
+    enum { N = 9, PART = MAX_BYTES / 10 };
+    (void)state;
+    struct rpc_peer_address one;
+    const struct rpc_peer_socket socket = {.received = 3 * PART}; // the largest connection
+    assert_true(rpc_peer_address_read("ipv4:192.0.2.2:1", &one));
+    rpc_peers_scan_begin(peers);
+    rpc_peers_saw(peers, &one, &socket, now_us);
+    for (uint16_t i = 1; i <= N; i++)
+        saw(i, PART, 0);
+    rpc_peers_scan_end(peers, now_us, now_us);
+    unsigned n_bytes = 0;
+    for (uint16_t i = 1; i <= N; i++)
+        n_bytes += take(i) == RPC_PEERS_BYTES;
+    assert_int_equal(n_bytes, 2);
+    assert_int_not_equal(rpc_peers_take(peers, &one, 0), RPC_PEERS_BYTES);
+}
+
 static void few_connections_of_a_client_are_settled(void **state)
 {
     enum { N = RPC_PEERS_SETTLED_MAX };
@@ -977,6 +1009,8 @@ int main(void)
         TEST(cheap_calls_ban_nobody),
         TEST(the_first_cheap_calls_of_a_connection_are_free),
         TEST(old_connections_with_calls_are_settled),
+        TEST(a_settled_connection_may_reset_calls),
+        TEST(the_client_with_most_bytes_gives_way),
         TEST(few_connections_of_a_client_are_settled),
         TEST(settled_connections_have_their_own_rate_of_cheap_calls),
         TEST(time_forgives_resets),
