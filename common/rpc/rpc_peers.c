@@ -542,15 +542,17 @@ static void drop_ended(struct list *l)
 static int by_name(const void *a, const void *b)
 {
     const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
-    return memcmp(p->client, q->client, sizeof(p->client));
+    return p->trusted != q->trusted ? (p->trusted ? 1 : -1)
+                                    : memcmp(p->client, q->client, sizeof(p->client));
 }
 
+/* A service is another client than others with its address. */
 static void sum_clients(struct list *l)
 {
     qsort(l->v, l->n, sizeof(*l->v), by_name);
     for (unsigned i = 0, end; i < l->n; i = end) {
         uint64_t sum = 0;
-        for (end = i; end < l->n && is_same_client(l->v[i]->client, l->v[end]->client); end++)
+        for (end = i; end < l->n && by_name(&l->v[i], &l->v[end]) == 0; end++)
             sum += l->v[end]->unexplained;
         for (unsigned k = i; k < end; k++)
             l->v[k]->client_bytes = sum;
@@ -562,11 +564,22 @@ static bool is_large_client(const struct rpc_peer *p)
     return !p->trusted && p->unexplained >= RPC_PEERS_STALL_BYTES;
 }
 
-/* The order in which they end if they have too many bytes. */
+/* The one that is most likely to stall a thread first. */
 static int by_size(const void *a, const void *b)
 {
     const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
     bool p_first = is_large_client(p), q_first = is_large_client(q);
+    if (p_first != q_first)
+        return p_first ? -1 : 1;
+    return (p->unexplained < q->unexplained) - (p->unexplained > q->unexplained);
+}
+
+/* The order in which they end if they have too many bytes: by clients, those of services last. */
+static int by_client_size(const void *a, const void *b)
+{
+    const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
+    bool p_first = !p->trusted && p->client_bytes >= RPC_PEERS_STALL_BYTES;
+    bool q_first = !q->trusted && q->client_bytes >= RPC_PEERS_STALL_BYTES;
     if (p_first != q_first)
         return p_first ? -1 : 1;
     if (p->client_bytes != q->client_bytes)
@@ -611,7 +624,7 @@ static void end_bytes(struct rpc_peers *ps, struct list *l, bool services, uint6
     uint64_t sum = sum_bytes(l, services);
     if (sum <= max)
         return;
-    qsort(l->v, l->n, sizeof(*l->v), by_size);
+    qsort(l->v, l->n, sizeof(*l->v), by_client_size);
     for (unsigned i = 0; i < l->n && sum > max; i++) {
         if (!services && l->v[i]->trusted)
             continue;
