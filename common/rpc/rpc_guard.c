@@ -144,9 +144,17 @@ static uint64_t cookie_of(int fd)
     return cookie;
 }
 
+static bool is_tcp(int fd)
+{
+    struct sockaddr_storage a = {0};
+    struct rpc_peer_address own;
+    return getsockname(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}) == 0 &&
+           rpc_peer_address_of(&a, &own);
+}
+
 void rpc_guard_watch_user(struct rpc_guard *g, int fd)
 {
-    if (fd >= MAX_FDS)
+    if (fd >= MAX_FDS || is_tcp(fd))
         return;
     atomic_store(&g->users[fd], cookie_of(fd));
     if (!atomic_exchange(&g->watches, true))
@@ -295,14 +303,6 @@ int rpc_guard_start(struct rpc_guard *g)
 }
 
 /* ---- calls ---- */
-
-static bool is_tcp(int fd)
-{
-    struct sockaddr_storage a = {0};
-    struct rpc_peer_address own;
-    return getsockname(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}) == 0 &&
-           rpc_peer_address_of(&a, &own);
-}
 
 static bool user_of(const struct rpc_guard *g, int fd, struct rpc_peer_address *ret)
 {

@@ -396,22 +396,24 @@ static bool may_move(struct upstream_call *a, enum rpc_code code)
            !is_final(a, code);
 }
 
-/* Whether there is another verifier that was not asked and not lost. */
+/* Whether there is another verifier that was not asked, and not lost just now. */
 static bool has_other(const struct upstream_call *a, const struct upstream_leg *leg)
 {
-    struct verifier *v = take_verifier(a, a->tried | a->unable | a->lost | bit_of(leg));
+    uint32_t lost = clock_us() - a->lost_us < LAST_PAUSE_US ? a->lost : 0;
+    struct verifier *v = take_verifier(a, a->tried | a->unable | lost | bit_of(leg));
     upstream_release(v);
     return v;
 }
 
 /* `leg` has ended with this code: its queue is full, and no other verifier can be asked but lost
- * ones. These may lose the call again and again. */
+ * ones. These are asked again after a pause, since they may lose the call again and again. */
 static bool waits_for_place(struct upstream_call *a, const struct upstream_leg *leg,
                             enum rpc_code code)
 {
     a->full = code == RPC_RESOURCE_EXHAUSTED && !has_other(a, leg) && a->events->on_full(a);
     if (!a->full)
         return false;
+    a->waited = true;
     a->tried = 0;
     pause_tries(a);
     return true;
@@ -439,8 +441,8 @@ static void end_current(struct upstream_call *a, const struct upstream_leg *leg,
     a->status = *status;
     a->why = a->status.text;
     if (status->code == RPC_UNAVAILABLE || a->begun) {
+        a->n_lost += !a->waited || !(a->lost & bit_of(leg)); // else it waits as long as others
         a->lost |= bit_of(leg);
-        a->n_lost++;
         a->lost_us = clock_us();
     }
     if (committed_is_whole(&a->committed)) {

@@ -101,6 +101,7 @@ struct upstream_call {
     int64_t try_us, pause_us;     // when another verifier may be asked; the pause before that
     unsigned n_lost;              // verifiers lost by this call
     bool full;                    // it waits because all queues are full
+    bool waited;                  // it has done so
     bool over, done;              // no more tries; the owner knows it
 
     pthread_mutex_t mu; // guards the fields below

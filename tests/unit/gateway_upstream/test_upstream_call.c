@@ -762,6 +762,51 @@ static void a_lost_call_may_wait_for_a_place(void **state)
     has_ended(RPC_OK);
 }
 
+/* One verifier is full. The other one has lost the call and works again. */
+static void a_call_that_waits_for_a_place_asks_lost_verifiers_later(void **state)
+{
+    (void)state;
+    played.waits = played.may_retry = true;
+    begin(UPSTREAM_READY);
+    set_state(2, UPSTREAM_DOWN);
+    end(0, RPC_UNAVAILABLE);
+    end(1, RPC_RESOURCE_EXHAUSTED);
+    assert_int_equal(asked(0), 1);
+    for (unsigned i = 0; i < 40 && !runs(0); i++) {
+        pass(TICK_US);
+        if (runs(1))
+            end(1, RPC_RESOURCE_EXHAUSTED);
+    }
+    answer(0);
+    has_ended(RPC_OK);
+}
+
+/* One verifier is full, and the other one loses each call. */
+static void a_verifier_that_loses_all_calls_ends_none_that_waits(void **state)
+{
+    (void)state;
+    played.waits = played.may_retry = true;
+    begin(UPSTREAM_READY);
+    set_state(2, UPSTREAM_DOWN);
+    end(0, RPC_UNAVAILABLE);
+    for (unsigned i = 0; i < 100; i++) {
+        if (runs(0))
+            end(0, RPC_UNAVAILABLE);
+        else if (runs(1))
+            end(1, RPC_RESOURCE_EXHAUSTED);
+        pass(TICK_US);
+        assert_int_equal(played.n_done, 0);
+    }
+    assert_true(asked(0) > 5);
+    while (!runs(1)) {
+        if (runs(0))
+            end(0, RPC_UNAVAILABLE);
+        pass(TICK_US);
+    }
+    answer(1);
+    has_ended(RPC_OK);
+}
+
 static void a_call_that_waits_for_a_place_may_lose_its_verifier(void **state)
 {
     (void)state;
@@ -955,6 +1000,8 @@ int main(void)
         TEST(a_wait_for_a_place_ends_with_the_call),
         TEST(a_wait_for_a_place_has_a_limit),
         TEST(a_call_that_waits_for_a_place_may_lose_its_verifier),
+        TEST(a_call_that_waits_for_a_place_asks_lost_verifiers_later),
+        TEST(a_verifier_that_loses_all_calls_ends_none_that_waits),
         TEST(a_call_that_waits_for_a_place_may_find_no_verifier),
         TEST(a_lost_call_may_wait_for_a_place),
         TEST(a_lost_request_waits_while_the_other_verifiers_are_full),
