@@ -263,12 +263,12 @@ static void the_client_with_most_bytes_gives_way(void **state)
     assert_true(rpc_peer_address_read("ipv4:192.0.2.2:1", &one));
     rpc_peers_scan_begin(peers);
     rpc_peers_saw(peers, &one, &socket, now_us);
-    for (uint16_t i = 1; i <= N; i++)
-        saw(i, PART, 0);
+    for (int i = 1; i <= N; i++)
+        saw((uint16_t)i, PART, 0);
     rpc_peers_scan_end(peers, now_us, now_us);
     unsigned n_bytes = 0;
-    for (uint16_t i = 1; i <= N; i++)
-        n_bytes += take(i) == RPC_PEERS_BYTES;
+    for (int i = 1; i <= N; i++)
+        n_bytes += take((uint16_t)i) == RPC_PEERS_BYTES;
     assert_int_equal(n_bytes, 2);
     assert_int_not_equal(rpc_peers_take(peers, &one, 0), RPC_PEERS_BYTES);
 }
