@@ -100,7 +100,7 @@ static bool admit(const struct sockaddr_storage *from)
     rpc_peer_client(&a, client);
     pthread_mutex_lock(&gate.mu);
     fill_reserve();
-    bool ok = rpc_rate_take(&gate.rate, client, clock_us());
+    bool ok = rpc_rate_take(&gate.rate, client, 1, clock_us());
     pthread_mutex_unlock(&gate.mu);
     return ok;
 }

@@ -376,7 +376,7 @@ void rpc_peer_cheap(struct rpc_peers *ps, struct rpc_peer *p, int64_t now_us)
     pthread_mutex_lock(&ps->mu);
     bool ok = is_first_cheap(p) || (p->is_settled && rpc_rate_pass(&p->cheap_us, &ps->cheap.limit,
                                                                    *settled_of(ps, p), now_us));
-    if (!ok && !rpc_rate_take(&ps->cheap, p->client, now_us) && !p->end)
+    if (!ok && !rpc_rate_take(&ps->cheap, p->client, 1, now_us) && !p->end)
         p->end = RPC_PEERS_CHEAP;
     pthread_mutex_unlock(&ps->mu);
 }

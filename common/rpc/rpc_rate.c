@@ -17,7 +17,25 @@ unsigned rpc_rate_place(uint64_t seed, const uint8_t client[16])
     return XXH3_64bits_withSeed(client, 16, seed) % RPC_RATE_CLIENTS;
 }
 
-bool rpc_rate_take(struct rpc_rate *r, const uint8_t client[16], int64_t now_us)
+bool rpc_rate_take(struct rpc_rate *r, const uint8_t client[16], unsigned n, int64_t now_us)
 {
-    return rpc_rate_pass(&r->due_us[rpc_rate_place(r->seed, client)], &r->limit, 1, now_us);
+    return rpc_rate_pass(&r->due_us[rpc_rate_place(r->seed, client)], &r->limit, n, now_us);
+}
+
+static bool is_present(const struct rpc_rate_clients *c, unsigned place, int64_t now_us)
+{
+    return c->seen_us[place] && now_us - c->seen_us[place] <= RPC_RATE_PRESENT_US;
+}
+
+unsigned rpc_rate_present(struct rpc_rate_clients *c, unsigned place, int64_t now_us)
+{
+    c->n += !is_present(c, place, now_us);
+    c->seen_us[place] = now_us;
+    if (now_us - c->counted_us < RPC_RATE_COUNT_US)
+        return c->n;
+    c->counted_us = now_us;
+    c->n = 0;
+    for (unsigned i = 0; i < RPC_RATE_CLIENTS; i++)
+        c->n += is_present(c, i, now_us);
+    return c->n;
 }

@@ -27,5 +27,18 @@ struct rpc_rate { // zeroed at first, except for the first two
 
 /* The place of a client in a table; client: as of rpc_peer_client(). */
 unsigned rpc_rate_place(uint64_t seed, const uint8_t client[16]);
-/* The client does it once, as in rpc_rate_pass(). */
-bool rpc_rate_take(struct rpc_rate *r, const uint8_t client[16], int64_t now_us);
+/* The client does it once, with one of n equal shares, as in rpc_rate_pass(). */
+bool rpc_rate_take(struct rpc_rate *r, const uint8_t client[16], unsigned n, int64_t now_us);
+
+#define RPC_RATE_PRESENT_US 1000000
+#define RPC_RATE_COUNT_US 100000
+/* Which clients were noted, by their places. */
+struct rpc_rate_clients { // zeroed at first
+    int64_t seen_us[RPC_RATE_CLIENTS];
+    int64_t counted_us;
+    unsigned n;
+};
+
+/* Notes the client. Returns how many were noted within RPC_RATE_PRESENT_US, at least 1. Counts
+ * again every RPC_RATE_COUNT_US. */
+unsigned rpc_rate_present(struct rpc_rate_clients *c, unsigned place, int64_t now_us);

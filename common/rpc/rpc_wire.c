@@ -27,12 +27,11 @@
 /* A connection of gRPC core. */
 struct connection {
     struct rpc_frames frames;
-    uint64_t n_received;   // bytes
-    struct rpc_rate *rate; // of its client's calls; NULL: no limit
-    uint8_t client[16];    // as of rpc_peer_client(), or the begin of a certificate's hash
-    unsigned n_settled;    // connections that share the rate of the settled ones; 0: it is not one
-    int64_t due_us;        // of its share, see rpc_rate_pass()
-    int64_t busy_us;       // of its share while all clients make too many calls
+    uint64_t n_received;                                       // bytes
+    bool (*call_passes)(struct connection *c, int64_t now_us); // with the lock; NULL: all do
+    uint8_t client[16]; // as of rpc_peer_client(), or the begin of a certificate's hash
+    unsigned n_settled; // connections that have parts of the client's share; 0: it is not settled
+    int64_t due_us;     // of its part, see rpc_rate_pass()
 };
 
 /* What is known of a descriptor's socket. It stays when the descriptor is closed. */
@@ -53,13 +52,12 @@ static struct {
 static _Atomic(struct wire *) wires[MAX_FDS];
 static struct {
     pthread_mutex_t mu;
-    struct rpc_rate clients, services, shares;
-    int64_t all_us; // of all clients, see rpc_rate_pass()
+    struct rpc_rate services, shares;
+    int64_t all_us;               // of all clients, see rpc_rate_pass()
+    struct rpc_rate_clients busy; // their calls are above the rate of all
 } calls = {.mu = PTHREAD_MUTEX_INITIALIZER,
-           .clients = {.limit = {RPC_WIRE_CALLS_PER_S, RPC_WIRE_CALLS_BURST}},
-           .services = {.limit = {RPC_WIRE_SERVICE_TIMES * RPC_WIRE_CALLS_PER_S,
-                                  RPC_WIRE_SERVICE_TIMES *RPC_WIRE_CALLS_BURST}},
-           .shares = {.limit = {RPC_WIRE_SHARE_PER_S, RPC_WIRE_SHARE_BURST}}};
+           .services = {.limit = {RPC_WIRE_SERVICE_PER_S, RPC_WIRE_SERVICE_BURST}},
+           .shares = {.limit = {RPC_WIRE_SHARES_PER_S, RPC_WIRE_SHARES_BURST}}};
 
 /* gRPC core reads a TLS connection in one thread at a time, but by locks that ThreadSanitizer does
  * not see. Connections share these locks. */
@@ -81,7 +79,7 @@ static void free_connection(void *ssl, void *connection, CRYPTO_EX_DATA *all, in
 
 static void init(void)
 {
-    calls.clients.seed = calls.services.seed = calls.shares.seed = rng_secret();
+    calls.services.seed = calls.shares.seed = rng_secret();
     *(void **)&next.recvmsg = dlsym(RTLD_NEXT, "recvmsg");
     *(void **)&next.ssl_read = dlsym(RTLD_NEXT, "SSL_read");
     next.index = SSL_get_ex_new_index(0, NULL, NULL, NULL, free_connection);
@@ -107,26 +105,31 @@ static void report(const char *from)
 
 /* ---- what may pass ---- */
 
-/* With the lock. A share of the limit that settled connections have, or the rate of the client. */
-static bool rate_passes(const struct connection *c, int64_t *due_us, struct rpc_rate *r,
-                        int64_t now_us)
+static bool service_passes(struct connection *c, int64_t now_us)
 {
-    return (c->n_settled && rpc_rate_pass(due_us, &r->limit, c->n_settled, now_us)) ||
-           rpc_rate_take(r, c->client, now_us);
+    return rpc_rate_take(&calls.services, c->client, 1, now_us);
 }
 
-/* With the lock. Whether the rate of all clients permits a call of this one. */
-static bool all_pass(struct connection *c, int64_t now_us)
+static bool share_passes(struct connection *c, int64_t now_us)
 {
-    static const struct rpc_rate_limit limit = {RPC_WIRE_ALL_PER_S, RPC_WIRE_CALLS_BURST};
-    return c->rate == &calls.services || rpc_rate_pass(&calls.all_us, &limit, 1, now_us) ||
-           rate_passes(c, &c->busy_us, &calls.shares, now_us);
+    unsigned n =
+        rpc_rate_present(&calls.busy, rpc_rate_place(calls.shares.seed, c->client), now_us);
+    n = n < RPC_WIRE_SHARES_MAX ? n : RPC_WIRE_SHARES_MAX;
+    return (c->n_settled &&
+            rpc_rate_pass(&c->due_us, &calls.shares.limit, n * c->n_settled, now_us)) ||
+           rpc_rate_take(&calls.shares, c->client, n, now_us);
+}
+
+static bool client_passes(struct connection *c, int64_t now_us)
+{
+    static const struct rpc_rate_limit all = {RPC_WIRE_ALL_PER_S, RPC_WIRE_ALL_BURST};
+    return rpc_rate_pass(&calls.all_us, &all, 1, now_us) || share_passes(c, now_us);
 }
 
 static bool call_passes(struct connection *c, int64_t now_us)
 {
     pthread_mutex_lock(&calls.mu);
-    bool ok = rate_passes(c, &c->due_us, c->rate, now_us) && all_pass(c, now_us);
+    bool ok = c->call_passes(c, now_us);
     pthread_mutex_unlock(&calls.mu);
     return ok;
 }
@@ -137,7 +140,7 @@ static bool bytes_pass(struct connection *c, const void *bytes, size_t n, int64_
     uint64_t before = c->frames.n_calls;
     c->n_received += n;
     bool ok = rpc_frames_pass(&c->frames, bytes, n, now_us);
-    for (uint64_t i = before; c->rate && ok && i < c->frames.n_calls; i++)
+    for (uint64_t i = before; c->call_passes && ok && i < c->frames.n_calls; i++)
         ok = call_passes(c, now_us);
     if (!ok)
         c->frames.state = RPC_FRAMES_OVER;
@@ -202,7 +205,7 @@ static void begin(struct wire *w, int fd, ino_t socket)
     if (is_tcp)
         rpc_peer_client(&peer, c->client);
     if (is_tcp || is_other_user(fd, a.ss_family, c->client))
-        c->rate = &calls.clients;
+        c->call_passes = client_passes;
 }
 
 void rpc_wire_settled(int fd, unsigned n)
@@ -285,7 +288,7 @@ static void begin_tls(struct connection *c, const SSL *ssl)
     if (!x || !X509_digest(x, EVP_sha256(), hash, NULL))
         return;
     memcpy(c->client, hash, sizeof(c->client));
-    c->rate = rpc_tls_roles(x) & ~RPC_ROLE_CLIENT ? &calls.services : &calls.clients;
+    c->call_passes = rpc_tls_roles(x) & ~RPC_ROLE_CLIENT ? service_passes : client_passes;
 }
 
 /* NULL: there is no memory. */

@@ -9,23 +9,27 @@
 #pragma once
 #include <stdint.h>
 
-/* Calls of one client. This is an address over TCP without TLS, a certificate over TLS, or another
- * user at a unix socket. gRPC core needs 10 KB and some 10 us for each call, also if the client
- * closes the connection before we know of the call. A client over TCP has this rate twice:
- * - Its settled connections (rpc_peers.h) have equal shares of the first one. A gateway makes some
- *   1,000 calls per second; with the most settled connections, its share is 500.
+/* Calls of clients. A client is an address over TCP without TLS, a certificate over TLS, or another
+ * user at a unix socket. gRPC core needs 10 KB and some 100 us for each call, also if the client
+ * closes the connection before we know of the call. So all clients together have a rate of calls.
+ * A call above it takes from the rate of the shares, of which each client that makes such calls has
+ * an equal part. A client over TCP or at a unix socket has its part twice:
+ * - Its settled connections (rpc_peers.h) have equal parts of the first one. A gateway makes some
+ *   1,000 calls per second.
  * - All of its connections together have the second one. A settled connection pays from its own
- *   share first.
- * While all clients together make more than RPC_WIRE_ALL_PER_S, each has RPC_WIRE_SHARE_PER_S, in
- * the same way.
- * The connection whose call finds no rate ends. A gateway passes on what its clients send. So the
- * own user has no limit, and a certificate of a service has RPC_WIRE_SERVICE_TIMES as much. */
-#define RPC_WIRE_CALLS_PER_S 8000 // in the long run
-#define RPC_WIRE_CALLS_BURST 8192 // streams that a connection may have open
-#define RPC_WIRE_SERVICE_TIMES 4
-#define RPC_WIRE_ALL_PER_S 12000 // with the burst of one client
-#define RPC_WIRE_SHARE_PER_S 1000
-#define RPC_WIRE_SHARE_BURST 1024
+ *   part first.
+ * So clients make at most RPC_WIRE_ALL_PER_S + 2 * RPC_WIRE_SHARES_PER_S calls per second, unless
+ * they are more than RPC_WIRE_SHARES_MAX. The connection whose call finds no rate ends.
+ *
+ * A gateway passes on what its clients send. So the own user has no limit, and a certificate of a
+ * service has a separate rate. */
+#define RPC_WIRE_ALL_PER_S 4000 // in the long run
+#define RPC_WIRE_ALL_BURST 1024 // after a pause
+#define RPC_WIRE_SHARES_PER_S 4000
+#define RPC_WIRE_SHARES_BURST 3072
+#define RPC_WIRE_SHARES_MAX 64
+#define RPC_WIRE_SERVICE_PER_S 32000
+#define RPC_WIRE_SERVICE_BURST 32768
 
 /* Registers the metrics. Further calls do nothing. */
 void rpc_wire_init(void);

@@ -505,7 +505,7 @@ static void a_client_whose_requests_are_refused_is_not_ended(void **state)
 /* Short connections, of 60 calls each; some more calls than pass. */
 static void make_short_connections(const struct guard_rig *g)
 {
-    enum { EACH = 60, N = RPC_WIRE_CALLS_BURST / EACH + 10 };
+    enum { EACH = 60, N = (RPC_WIRE_ALL_BURST + RPC_WIRE_SHARES_BURST) / EACH + 10 };
     int before = ended("frames");
     for (int i = 0; i < N; i++) {
         struct http2_client c = http2_client_open_tcp(g->port);
@@ -547,7 +547,7 @@ static void a_settled_connection_does_not_pay_for_others(void **state)
 /* Each of which makes few. */
 static void calls_of_many_connections_count_together(void **state)
 {
-    enum { EACH = 40, N = RPC_WIRE_CALLS_BURST / EACH + 20 };
+    enum { EACH = 40, N = (RPC_WIRE_ALL_BURST + RPC_WIRE_SHARES_BURST) / EACH + 20 };
     (void)state;
     struct guard_rig g;
     struct http2_client c[N];

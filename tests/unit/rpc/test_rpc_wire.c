@@ -14,6 +14,7 @@
 #include "lib/rigs/rpc_rig.h"
 #include "rpc/rpc_frames.h"
 #include "rpc/rpc_peers.h"
+#include "rpc/rpc_rate.h"
 #include "rpc/rpc_wire.h"
 
 /* ---- the time, and the user at the other end of a socket; the linker hands calls to these ---- */
@@ -98,30 +99,52 @@ static int call_until_end(const struct rpc_rig *r, int most)
     return n;
 }
 
+/* Ends the next connection of this user after `calls`. */
+static void user_has(const struct rpc_rig *r, unsigned user, int calls)
+{
+    int before = ended();
+    atomic_store(&other_user, user);
+    assert_in_range(call_until_end(r, 2 * calls), calls, calls + 64);
+    assert_int_equal(ended(), before + 1);
+}
+
 /* All connections of the user count together. The own user has no limit. */
 static void calls_of_another_user_have_a_rate(void **state)
 {
+    enum { BURST = RPC_WIRE_ALL_BURST + RPC_WIRE_SHARES_BURST };
     struct rpc_rig *r = *state;
     int before = ended();
     atomic_store(&stopped_us, __real_clock_us());
-    assert_true(call_until_end(r, 2 * RPC_WIRE_CALLS_BURST) >= 2 * RPC_WIRE_CALLS_BURST);
-    assert_int_equal(ended(), before);
+    assert_true(call_until_end(r, 4 * BURST) >= 4 * BURST);
     atomic_store(&other_user, 1);
-    assert_true(call_until_end(r, RPC_WIRE_CALLS_BURST / 2) >= RPC_WIRE_CALLS_BURST / 2);
+    assert_true(call_until_end(r, BURST / 2) >= BURST / 2);
     assert_int_equal(ended(), before);
-    assert_in_range(call_until_end(r, 2 * RPC_WIRE_CALLS_BURST), RPC_WIRE_CALLS_BURST / 2,
-                    RPC_WIRE_CALLS_BURST / 2 + 64);
-    assert_int_equal(ended(), before + 1);
-    atomic_store(&other_user, 2); // the rate of all is used up, so it has its share
-    assert_in_range(call_until_end(r, RPC_WIRE_CALLS_BURST), RPC_WIRE_SHARE_BURST,
-                    RPC_WIRE_SHARE_BURST + 64);
-    assert_int_equal(ended(), before + 2);
+    user_has(r, 1, BURST / 2);
+    user_has(r, 2, RPC_WIRE_SHARES_BURST / 2); // the rate of all is used up
+    user_has(r, 3, RPC_WIRE_SHARES_BURST / 3);
+    before = ended();
     atomic_store(&other_user, 1);
     atomic_fetch_add(&stopped_us, 2 * RPC_PEERS_BAN_US); // many of these calls were cut off
-    assert_true(call_until_end(r, RPC_WIRE_CALLS_PER_S / 2) >= RPC_WIRE_CALLS_PER_S / 2);
-    assert_int_equal(ended(), before + 2);
+    assert_true(call_until_end(r, BURST / 2) >= BURST / 2);
+    assert_int_equal(ended(), before);
     atomic_store(&other_user, 0);
     atomic_store(&ahead_us, 4 * RPC_PEERS_BAN_US);
+    atomic_store(&stopped_us, 0);
+}
+
+/* Users that were here more than a second ago have no part. */
+static void absent_users_have_no_share(void **state)
+{
+    struct rpc_rig *r = *state;
+    atomic_store(&stopped_us, __real_clock_us() + 8 * RPC_PEERS_BAN_US);
+    user_has(r, 1, RPC_WIRE_ALL_BURST + RPC_WIRE_SHARES_BURST);
+    user_has(r, 2, RPC_WIRE_SHARES_BURST / 2);
+    atomic_fetch_add(&stopped_us, RPC_RATE_PRESENT_US + 1);
+    atomic_store(&other_user, 3);
+    int calls = RPC_WIRE_ALL_BURST + RPC_WIRE_SHARES_BURST;
+    assert_in_range(call_until_end(r, 2 * calls), calls, calls + 64);
+    atomic_store(&other_user, 0);
+    atomic_store(&ahead_us, 12 * RPC_PEERS_BAN_US);
     atomic_store(&stopped_us, 0);
 }
 
@@ -287,6 +310,7 @@ int main(void)
         RPC_RIG_TEST(an_endless_header_ends_its_connection),
         RPC_RIG_TEST(a_closed_connection_is_forgotten),
         RPC_RIG_TEST(calls_of_another_user_have_a_rate),
+        RPC_RIG_TEST(absent_users_have_no_share),
         RPC_RIG_TEST(another_user_leaves_descriptors_to_the_own_one),
         RPC_RIG_TEST(a_server_with_an_endless_header_loses_its_client),
         cmocka_unit_test(other_bytes_pass),
