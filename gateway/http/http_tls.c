@@ -160,14 +160,20 @@ static void find_next(void)
     *(void **)&next.record_recv = dlsym(RTLD_NEXT, "gnutls_record_recv");
 }
 
-/* Replaces that of GnuTLS, for libmicrohttpd. */
+/* Replaces that of GnuTLS, for libmicrohttpd, which asks again only after further bytes arrive. So
+ * data that follows a message, such as a new key, is read with it. */
 __attribute__((visibility("default"))) ssize_t gnutls_record_recv(gnutls_session_t session,
                                                                   void *to, size_t size)
 {
     pthread_once(&next.once, find_next);
-    ssize_t n = next.record_recv(session, to, size);
-    struct input *in = n > 0 ? input_of(session) : NULL;
-    if (in)
+    struct input *in = input_of(session);
+    unsigned before;
+    ssize_t n;
+    do {
+        before = in ? atomic_load(&in->n) : 0;
+        n = next.record_recv(session, to, size);
+    } while (n == GNUTLS_E_AGAIN && in && atomic_load(&in->n) > before);
+    if (n > 0 && in)
         atomic_store(&in->n, 0);
     return n;
 }

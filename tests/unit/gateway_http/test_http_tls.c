@@ -158,16 +158,19 @@ static int send_extension(gnutls_session_t session, gnutls_buffer_t to)
     return (int)padding;
 }
 
-static void session_init(gnutls_session_t *s, unsigned flags, int fd,
+#define TLS_1_2 "NORMAL:-VERS-ALL:+VERS-TLS1.2"
+#define TLS_1_3 "NORMAL:-VERS-ALL:+VERS-TLS1.3"
+
+static void session_init(gnutls_session_t *s, const char *version, unsigned flags, int fd,
                          gnutls_certificate_credentials_t creds)
 {
     assert_int_equal(gnutls_init(s, flags | GNUTLS_NONBLOCK), 0);
-    assert_int_equal(gnutls_priority_set_direct(*s, "NORMAL:-VERS-ALL:+VERS-TLS1.2", NULL), 0);
+    assert_int_equal(gnutls_priority_set_direct(*s, version, NULL), 0);
     gnutls_credentials_set(*s, GNUTLS_CRD_CERTIFICATE, creds);
     gnutls_transport_set_int(*s, fd);
 }
 
-static void ends_init(struct ends *e)
+static void ends_init(struct ends *e, const char *version)
 {
     struct pair p = pair_of("a.example");
     gnutls_datum_t cert = {(uint8_t *)p.cert, (unsigned)strlen(p.cert)},
@@ -178,8 +181,8 @@ static void ends_init(struct ends *e)
     assert_int_equal(gnutls_certificate_allocate_credentials(&e->none), 0);
     assert_int_equal(gnutls_certificate_set_x509_key_mem(e->own, &cert, &key, GNUTLS_X509_FMT_PEM),
                      0);
-    session_init(&e->server, GNUTLS_SERVER, e->fds[0], e->own);
-    session_init(&e->client, GNUTLS_CLIENT, e->fds[1], e->none);
+    session_init(&e->server, version, GNUTLS_SERVER, e->fds[0], e->own);
+    session_init(&e->client, version, GNUTLS_CLIENT, e->fds[1], e->none);
     http_tls_limit(e->server);
     assert_int_equal(gnutls_session_ext_register(e->client, "padding", 65001, GNUTLS_EXT_TLS,
                                                  ignore_extension, send_extension, NULL, NULL, NULL,
@@ -220,7 +223,7 @@ static void a_handshake_has_few_bytes(void **state)
     } v[] = {{100, 0}, {6000, 0}, {30000, GNUTLS_E_PULL_ERROR}, {100, 0}};
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
         struct ends e;
-        ends_init(&e);
+        ends_init(&e, TLS_1_2);
         assert_int_equal(shake_hands(&e, v[i].padding), v[i].end);
         ends_done(&e);
     }
@@ -246,7 +249,7 @@ static void the_first_record_may_come_in_pieces(void **state)
     static char data[16384];
     (void)state;
     struct ends e;
-    ends_init(&e);
+    ends_init(&e, TLS_1_2);
     assert_int_equal(shake_hands(&e, 7000), 0);
     assert_int_equal(setsockopt(e.fds[1], SOL_SOCKET, SO_SNDBUF, &(int){1}, sizeof(int)), 0);
     ssize_t sent = gnutls_record_send(e.client, data, sizeof(data)), got;
@@ -255,6 +258,22 @@ static void the_first_record_may_come_in_pieces(void **state)
         if (sent == GNUTLS_E_AGAIN)
             sent = gnutls_record_send(e.client, NULL, 0); // the rest
     assert_int_equal(got, sizeof(data));
+    ends_done(&e);
+}
+
+/* The system reports the bytes of both once. So one call must get the data. */
+static void data_after_a_new_key_is_read_at_once(void **state)
+{
+    char got[100];
+    (void)state;
+    struct ends e;
+    ends_init(&e, TLS_1_3);
+    assert_int_equal(shake_hands(&e, 100), 0);
+    send_data(&e);
+    assert_int_equal(gnutls_session_key_update(e.client, 0), 0);
+    assert_int_equal(gnutls_record_send(e.client, "more", 4), 4);
+    assert_int_equal(gnutls_record_recv(e.server, got, sizeof(got)), 4);
+    assert_int_equal(gnutls_record_recv(e.server, got, sizeof(got)), GNUTLS_E_AGAIN);
     ends_done(&e);
 }
 
@@ -278,7 +297,7 @@ static void records_without_data_have_few_bytes(void **state)
     enum { FEW = HTTP_TLS_SILENT_MAX / 64 }; // each has 31 to 39 bytes
     (void)state;
     struct ends e;
-    ends_init(&e);
+    ends_init(&e, TLS_1_2);
     assert_int_equal(shake_hands(&e, 100), 0);
     for (unsigned i = 0; i < 4; i++) {
         send_data(&e);
@@ -295,6 +314,7 @@ int main(void)
         cmocka_unit_test(a_handshake_gets_the_chain_and_the_key),
         cmocka_unit_test(a_handshake_has_few_bytes),
         cmocka_unit_test(the_first_record_may_come_in_pieces),
+        cmocka_unit_test(data_after_a_new_key_is_read_at_once),
         cmocka_unit_test(records_without_data_have_few_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
