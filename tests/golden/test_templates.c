@@ -19,7 +19,8 @@ struct outcome {
     pthread_cond_t cv;
     bool here;
     int err;
-    char *text;
+    char *text; // with a NUL at the end
+    size_t len;
 };
 
 static void keep(void *user, int err, unsigned retry_s, const char *text, size_t len)
@@ -28,7 +29,8 @@ static void keep(void *user, int err, unsigned retry_s, const char *text, size_t
     (void)retry_s;
     pthread_mutex_lock(&o->mu);
     o->err = err;
-    o->text = strndup(text, len);
+    o->text = memcpy(calloc(1, len + 1), text, len);
+    o->len = len;
     o->here = true;
     pthread_cond_signal(&o->cv);
     pthread_mutex_unlock(&o->mu);
@@ -37,7 +39,7 @@ static void keep(void *user, int err, unsigned retry_s, const char *text, size_t
 static void render(struct template *t, const char *source, const char *vars, int64_t now,
                    struct outcome *o)
 {
-    *o = (struct outcome){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0, NULL};
+    *o = (struct outcome){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0, NULL, 0};
     assert_int_equal(template_render(t, "payer", source, strlen(source), vars, now, keep, o), 0);
     pthread_mutex_lock(&o->mu);
     while (!o->here)
@@ -108,10 +110,12 @@ static unsigned compare(struct template *t, const char *source, json_t *cases, j
     char *text = through_a_request(vars);
     struct outcome o;
     render(t, source, text, json_integer_value(json_object_get(cases, "now")), &o);
-    const char *want = json_string_value(json_object_get(golden, "expected"));
+    const json_t *expected = json_object_get(golden, "expected");
+    const char *want = json_string_value(expected);
     const char *error = json_string_value(json_object_get(golden, "error"));
-    bool same = want ? !o.err && !strcmp(o.text, want)
-                     : o.err == -EINVAL && !strncmp(o.text, error, strlen(error));
+    bool same =
+        want ? !o.err && o.len == json_string_length(expected) && !memcmp(o.text, want, o.len)
+             : o.err == -EINVAL && !strncmp(o.text, error, strlen(error));
     if (!same)
         print_error("%s\n  got  %d %s\n  want %s\n",
                     json_string_value(json_object_get(golden, "case")), o.err, o.text,

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "base/clock.h"
 #include "base/rng.h"
 #include "kernel/kernel_impl.h"
 #include "lib/rigs/guard.h"
@@ -303,29 +302,6 @@ static void rows_together_have_the_bits_of_rows_alone(void **state)
         }
 }
 
-static void cost_grows_only_with_positions(void **state)
-{
-    (void)state;
-    const struct kernel *k[KERNEL_TIERS_MAX];
-    unsigned n_tiers = kernel_tiers_here(k);
-    struct scene s = scene_of(4, 64);
-    float *out = weights_alloc(4 * 64 * sizeof(float));
-    place(&s, MAX_POS, MAX_POS, 0);
-    for (unsigned t = 0; t < n_tiers; t++) {
-        int64_t best = INT64_MAX;
-        for (int i = 0; i < 5; i++) {
-            int64_t start = clock_us();
-            attend(k[t], &s, 0, 4, out);
-            int64_t us = clock_us() - start;
-            best = us < best ? us : best;
-        }
-        printf("%s: 4 heads of 64 over %u positions %lld us\n", k[t]->name, MAX_POS,
-               (long long)best);
-    }
-    free(out);
-    scene_done(&s);
-}
-
 /* Scores of both signs, so large that exp is 0 except for the largest score. */
 static void large_scores_neither_overflow_nor_vanish(void **state)
 {
@@ -446,7 +422,6 @@ int main(void)
         cmocka_unit_test(rows_together_have_the_bits_of_rows_alone),
         cmocka_unit_test(extreme_values_have_the_same_bits),
         cmocka_unit_test(a_position_is_stored_and_moved_alone),
-        cmocka_unit_test(cost_grows_only_with_positions),
     };
     int failed = 0;
     for (type = KERNEL_KV_F16; type <= KERNEL_KV_INT8; type++)

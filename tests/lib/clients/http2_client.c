@@ -21,8 +21,8 @@ enum {
     WINDOW_UPDATE = 8,
     CONTINUATION = 9,
     UNKNOWN = 77
-};                                        // types
-enum { END_STREAM = 1, END_HEADERS = 4 }; // flags
+};                                                 // types
+enum { END_STREAM = 1, END_HEADERS = 4, ACK = 1 }; // flags
 enum { FRAME_HEAD = 9, FRAME_MAX = 1 << 14, INITIAL_WINDOW_SIZE = 4, INITIAL_WINDOW = 65535 };
 
 /* False: the server has ended the connection. */
@@ -87,6 +87,14 @@ static size_t add_text(uint8_t *to, const char *text)
     return 1u + to[0];
 }
 
+static size_t put_field(uint8_t *to, const char *name, const char *value)
+{
+    size_t n = 1; // a literal with a new name
+    to[0] = 0;
+    n += add_text(to + n, name);
+    return n + add_text(to + n, value);
+}
+
 /* The header fields of a call. */
 static uint8_t put_fields(uint8_t to[UINT8_MAX], const char *path)
 {
@@ -95,9 +103,7 @@ static uint8_t put_fields(uint8_t to[UINT8_MAX], const char *path)
                                      {"te", "trailers"},  {"content-type", "application/grpc"}};
     size_t n = 0;
     for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
-        to[n++] = 0; // a literal with a new name
-        n += add_text(to + n, fields[i][0]);
-        n += add_text(to + n, fields[i][1]);
+        n += put_field(to + n, fields[i][0], fields[i][1]);
     }
     return (uint8_t)n;
 }
@@ -131,6 +137,27 @@ void http2_client_endless_headers(struct http2_client *c, size_t n_bytes)
     send_frame(c, HEADERS, 0, c->next_stream, fields, n);
     for (size_t sent = 0; sent < n_bytes && send_some(c, more, len); sent += len)
         ;
+}
+
+void http2_client_confirm(struct http2_client *c)
+{
+    send_frame(c, SETTINGS, ACK, 0, "", 0);
+}
+
+void http2_client_large_headers(struct http2_client *c, const char *name, const char *value,
+                                size_t n_bytes)
+{
+    uint8_t fields[FRAME_MAX], frame[FRAME_HEAD + FRAME_MAX];
+    const char filler[] = "0123456789012345678901234567890123456789012345678901234567890123456789";
+    size_t n = put_fields(fields, "/test/Echo");
+    n += put_field(fields + n, name, value);
+    assert_true(n + n_bytes + sizeof(filler) < sizeof(fields));
+    for (size_t end = n + n_bytes; n < end;)
+        n += put_field(fields + n, "x-more", filler);
+    send_some(
+        c, frame,
+        put_frame(frame, HEADERS, END_HEADERS | END_STREAM, c->next_stream, fields, (uint16_t)n));
+    c->next_stream += 2;
 }
 
 void http2_client_pad(struct http2_client *c, size_t n_bytes)

@@ -27,6 +27,12 @@ struct http2_client http2_client_open_tcp(uint16_t port);
 void http2_client_reset(struct http2_client *c, const char *path, unsigned n);
 /* Starts a call whose headers have n_bytes and do not end; stops like the above. */
 void http2_client_endless_headers(struct http2_client *c, size_t n_bytes);
+/* Confirms the server's settings, so its limit of header bytes holds. */
+void http2_client_confirm(struct http2_client *c);
+/* Starts a call with the further header `name: value`, followed by headers of n_bytes together,
+ * at most 16,000. */
+void http2_client_large_headers(struct http2_client *c, const char *name, const char *value,
+                                size_t n_bytes);
 /* Starts a call whose message of 3 MiB ends after n_bytes, at most 16,000. False: the server has
  * ended the connection. */
 bool http2_client_part(struct http2_client *c, const char *path, size_t n_bytes);

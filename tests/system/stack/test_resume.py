@@ -303,17 +303,17 @@ class Disturbed(Stack):
         return self.resumed() - before
 
     def everywhere(self, answer, hurt, mend, positions):
-        """All answers must be right. On a busy machine an answer may be complete before it is disturbed: then once more."""
-        n = tries = 0
-        for at in positions:
-            n += self.disturbed(answer, hurt, mend, at)
-        while not n:
-            tries += 1
-            self.assertLess(tries, TRIES, "no answer was resumed")
-            n = self.disturbed(answer, hurt, mend, positions[0])
+        """All answers must be right. An answer may be complete before it is disturbed, on a busy machine or at one of the last positions:
+        then again. At least half of the positions must be hit."""
+        tries = 3 if LONG else TRIES
+        hit = [at for at in positions if any(self.disturbed(answer, hurt, mend, at) for _ in range(tries))]
+        self.assertGreaterEqual(len(hit), (len(positions) + 1) // 2, f"only these positions were hit: {hit}")
 
     def positions(self, few):
         return range(N_TOKENS) if LONG else few[:1] if SANITIZED else few
+
+    def answers(self, *few):
+        return ANSWERS if LONG else few
 
 
 class Resume(Disturbed):
@@ -332,7 +332,7 @@ class Resume(Disturbed):
 
     def test_a_stopped_verifier_is_left(self):
         first = self.verifiers[0]
-        for name in ["seeded", "echo, n"]:
+        for name in self.answers("seeded", "echo, n"):
             self.everywhere(ANSWERS[name], lambda: first.signal(signal.SIGSTOP), lambda: first.signal(signal.SIGCONT), self.positions([2]))
 
     def test_a_verifier_whose_engine_hangs_is_left(self):
@@ -347,13 +347,26 @@ class Resume(Disturbed):
         def mend():
             self.assertEqual(first.process.wait(LIMIT_S), 0)
             first.start()
-        self.everywhere(long, first.drain, mend, [4])
+        self.everywhere(long, first.drain, mend, self.positions([4]))
 
     def test_a_lossy_rule_is_resumed_and_says_so(self):
         first = self.verifiers[0]
         body = {**ANSWERS["seeded"][1], "speculative": {"rule": "typical"}, "max_tokens": 200}
         events = self.until_hit(("completions", body), first.kill, first.start, lambda e: "resumed" in metrics_of(e))
         self.assertEqual(sum(len(e["choices"]) for e in events if e != "[DONE]"), 200 + 1)
+        self.assertEqual(metrics_of(events).get("resumed"), {"count": 1, "same_bits": False})
+
+
+class Blas(Disturbed):
+    """Passes of OpenBLAS: their bits depend on the rows of a pass."""
+
+    def add_verifier(self, i, *options):
+        super().add_verifier(i, "--float-gemm", "blas", *options)
+
+    def test_an_answer_is_resumed_and_does_not_promise_its_bits(self):
+        first = self.verifiers[0]
+        body = {**ANSWERS["seeded"][1], "max_tokens": 200}
+        events = self.until_hit(("completions", body), first.kill, first.start, lambda e: "resumed" in metrics_of(e))
         self.assertEqual(metrics_of(events).get("resumed"), {"count": 1, "same_bits": False})
 
 
@@ -367,7 +380,7 @@ class Cut(Disturbed):
         self.targets[0] = f"unix:{path}"
 
     def test_a_cut_link_costs_no_byte(self):
-        for name in ["seeded", "prompts"]:
+        for name in self.answers("seeded", "prompts"):
             self.everywhere(ANSWERS[name], self.relay.cut, lambda: None, self.positions([2]))
 
     def test_a_link_that_passes_nothing_is_left(self):

@@ -277,6 +277,21 @@ static void a_folder_that_others_can_reach_is_not_used(void **state)
     warm_stop(&w);
 }
 
+static void a_folder_of_another_user_is_not_used(void **state)
+{
+    (void)state;
+    struct warm w;
+    if (geteuid() != 0)
+        lib_skip("only root can give a folder away");
+    assert_int_equal(mkdir(folder, 0700), 0);
+    assert_int_equal(chown(folder, 65534, 65534), 0);
+    warm_start(&w);
+    assert_true(service_said(&w.s, "belongs to user 65534, not to user 0 of this service"));
+    assert_int_equal(ask(&w, 1), 0);
+    warm_stop(&w);
+    assert_int_equal(access(path, F_OK), -1);
+}
+
 static void a_folder_that_cannot_be_created_is_a_warning(void **state)
 {
     (void)state;
@@ -301,6 +316,7 @@ int main(void)
         TEST(a_second_verifier_runs_without_the_folder),
         TEST(an_unreadable_file_is_replaced),
         TEST(a_folder_that_others_can_reach_is_not_used),
+        TEST(a_folder_of_another_user_is_not_used),
         cmocka_unit_test_setup(a_folder_that_cannot_be_created_is_a_warning, fresh_folder),
     };
     return cmocka_run_group_tests(tests, start, stop);

@@ -66,6 +66,25 @@ static void an_endless_header_ends_its_connection(void **state)
     }
 }
 
+/* Some versions of gRPC core abort when they refuse them (CVE-2023-1428). */
+static void headers_that_are_wrong_and_too_large_are_refused(void **state)
+{
+    static const char *const wrong[][2] = {
+        {"te", "x"}, {":scheme", "x"}, {"grpclb_client_stats", "x"}, {":method", "x"}};
+    struct rpc_rig *r = *state;
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        struct http2_client c = http2_client_open(r->path);
+        http2_client_call(&c, "/test/Echo");
+        assert_true(http2_client_await(&c, 1));
+        http2_client_confirm(&c);
+        http2_client_large_headers(&c, wrong[i][0], wrong[i][1], 15000);
+        http2_client_call(&c, "/test/Echo");
+        assert_true(http2_client_await(&c, 2)); // large headers have no answer, but a reset
+        http2_client_close(&c);
+        assert_int_equal(rpc_rig_echo(r->client, NULL, 7).code, RPC_OK);
+    }
+}
+
 /* The next connection with its descriptor is another one. */
 static void a_closed_connection_is_forgotten(void **state)
 {
@@ -308,6 +327,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         RPC_RIG_TEST(an_endless_header_ends_its_connection),
+        RPC_RIG_TEST(headers_that_are_wrong_and_too_large_are_refused),
         RPC_RIG_TEST(a_closed_connection_is_forgotten),
         RPC_RIG_TEST(calls_of_another_user_have_a_rate),
         RPC_RIG_TEST(absent_users_have_no_share),

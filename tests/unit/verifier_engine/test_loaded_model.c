@@ -1,7 +1,9 @@
 /* test_loaded_model.c - what a loaded model reports, and the identity of its K and V. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include "lib/lib.h"
 #include "lib/clients/engine_client.h"
 
@@ -83,6 +85,36 @@ static void the_identity_depends_on_the_type_of_kv(void **state)
     }
 }
 
+/* Writes a copy of the model in which byte `at` after the key differs. */
+static void write_edited(char path[], const char *key, size_t at)
+{
+    size_t len;
+    char *file = lib_read(MODEL, &len);
+    char *found = memmem(file, len, key, strlen(key));
+    assert_non_null(found);
+    found[strlen(key) + at] ^= 1;
+    int fd = mkstemps(path, strlen(".gguf"));
+    assert_int_equal(write(fd, file, len), len);
+    close(fd);
+    free(file);
+}
+
+/* The chat template changes no weight and no token. */
+static void the_fingerprint_covers_the_head_of_the_file(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/tandem-test-head-XXXXXX.gguf";
+    write_edited(path, "tokenizer.chat_template", 4 + 8); // after its type and its length
+    struct verifier_options o = options_of(KERNEL_KV_INT8);
+    AUTO(loaded_model_free) struct loaded_model *m = load(&o);
+    o.model = path;
+    AUTO(loaded_model_free) struct loaded_model *edited = load(&o);
+    unlink(path);
+    assert_true(m->chat_template[0] != edited->chat_template[0]);
+    assert_true(m->kv_identity == edited->kv_identity);
+    assert_string_not_equal(m->fingerprint, edited->fingerprint);
+}
+
 static void without_prefix_cache_nothing_is_found_again(void **state)
 {
     (void)state;
@@ -150,6 +182,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_model_reports_its_file),
         cmocka_unit_test(the_identity_depends_on_the_type_of_kv),
+        cmocka_unit_test(the_fingerprint_covers_the_head_of_the_file),
         cmocka_unit_test(without_prefix_cache_nothing_is_found_again),
         cmocka_unit_test(an_engine_has_the_limits_of_its_settings),
         cmocka_unit_test(a_model_that_cannot_be_loaded_has_a_reason),
