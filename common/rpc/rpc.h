@@ -118,7 +118,7 @@ struct rpc_method {
 
     /* req: freed on return; NULL if reads_stream. */
     void (*on_start)(struct rpc_call *call, struct rpc_msg *req);
-    /* msg: freed on return; NULL: the client has closed its side. */
+    /* msg: freed on return; NULL: the client has closed its side, or is gone. */
     void (*on_message)(struct rpc_call *call, struct rpc_msg *msg);
     /* rpc_call_send() has returned more than drain_mark; now at most half of drain_mark is
      * unsent. */

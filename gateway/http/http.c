@@ -24,7 +24,9 @@
 #define TINY_PIECES 1024          // of a body; beyond, their mean must be at least ...
 #define TINY_PIECE_BYTES 16       // ... this many bytes
 #define LIMIT_SLACK 128           // for accepted connections that are not counted yet
-#define TLS_VERSIONS "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"
+/* Without finite-field Diffie-Hellman: a handshake with the group ffdhe8192 takes 144 ms of CPU
+ * (Xeon, 2.1 GHz), one with X25519 3 ms. Clients that know TLS 1.2 know elliptic curves. */
+#define TLS_PRIORITIES "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2:-GROUP-DH-ALL:-DHE-RSA"
 #define STOP_US 2000000         // for answers to end, then again for connections
 #define SEND_BUFFER (256 << 10) // in the kernel, for a stalled reader; the default is 4 MiB
 
@@ -312,7 +314,7 @@ static int start_daemon(struct http_server *s)
     unsigned limit = (o->max_connections + LIMIT_SLACK) * o->n_threads; // divided among the threads
     struct MHD_OptionItem plain[] = {{MHD_OPTION_END, 0, NULL}};
     struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_CERT_CALLBACK2, 0, http_tls_callback()},
-                                   {MHD_OPTION_HTTPS_PRIORITIES, 0, TLS_VERSIONS},
+                                   {MHD_OPTION_HTTPS_PRIORITIES, 0, TLS_PRIORITIES},
                                    {MHD_OPTION_END, 0, NULL}};
     s->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, on_access, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL,

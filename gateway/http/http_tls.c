@@ -22,6 +22,7 @@ static struct {
 /* What each socket has received. */
 static struct input {
     atomic_uint n;        // bytes since the application got some
+    atomic_uint n_reads;  // that this call of gnutls_record_recv() may still make
     atomic_bool complete; // the handshake
 } inputs[MAX_FDS];
 
@@ -114,6 +115,17 @@ static struct input *input_of(gnutls_session_t session)
     return fd < MAX_FDS ? &inputs[fd] : NULL;
 }
 
+/* GnuTLS reads record after record until one has data. It continues in its next call. */
+static bool may_read(struct input *in)
+{
+    if (!atomic_load(&in->complete))
+        return true;
+    bool may = atomic_load(&in->n_reads) > 0;
+    if (may)
+        atomic_fetch_sub(&in->n_reads, 1);
+    return may;
+}
+
 /* Reads for GnuTLS. */
 static ssize_t pull(gnutls_transport_ptr_t socket, void *to, size_t n)
 {
@@ -122,6 +134,10 @@ static ssize_t pull(gnutls_transport_ptr_t socket, void *to, size_t n)
     unsigned most = atomic_load(&in->complete) ? HTTP_TLS_SILENT_MAX : HTTP_TLS_HANDSHAKE_MAX;
     if (atomic_load(&in->n) > most) {
         errno = ECONNRESET;
+        return -1;
+    }
+    if (!may_read(in)) {
+        errno = EAGAIN;
         return -1;
     }
     ssize_t got = recv(fd, to, n, 0);
@@ -160,22 +176,22 @@ static void find_next(void)
     *(void **)&next.record_recv = dlsym(RTLD_NEXT, "gnutls_record_recv");
 }
 
-/* Replaces that of GnuTLS, for libmicrohttpd, which asks again only after further bytes arrive. So
- * data that follows a message, such as a new key, is read with it. */
+/* Replaces that of GnuTLS, for libmicrohttpd. After GNUTLS_E_AGAIN this asks again only when further
+ * bytes arrive; after GNUTLS_E_INTERRUPTED when other connections have had their turn. Bytes may
+ * remain after records without data, such as a new key. */
 __attribute__((visibility("default"))) ssize_t gnutls_record_recv(gnutls_session_t session,
                                                                   void *to, size_t size)
 {
     pthread_once(&next.once, find_next);
     struct input *in = input_of(session);
-    unsigned before;
-    ssize_t n;
-    do {
-        before = in ? atomic_load(&in->n) : 0;
-        n = next.record_recv(session, to, size);
-    } while (n == GNUTLS_E_AGAIN && in && atomic_load(&in->n) > before);
-    if (n > 0 && in)
+    if (!in)
+        return next.record_recv(session, to, size);
+    unsigned before = atomic_load(&in->n);
+    atomic_store(&in->n_reads, HTTP_TLS_READS_MAX);
+    ssize_t n = next.record_recv(session, to, size);
+    if (n > 0)
         atomic_store(&in->n, 0);
-    return n;
+    return n == GNUTLS_E_AGAIN && atomic_load(&in->n) > before ? GNUTLS_E_INTERRUPTED : n;
 }
 
 void *http_tls_callback(void)

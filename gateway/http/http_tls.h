@@ -21,6 +21,8 @@ void http_tls_use(struct cert_files *files, http_tls_may_sign *may_sign, void *u
 /* Later the most bytes without any of the application. A record has 16,645 at most (RFC 8446,
  * section 5.2). GnuTLS keeps 128 KiB of an unfinished message after the handshake, too. */
 #define HTTP_TLS_SILENT_MAX 17408
+/* Reads of a connection before others have their turn. A record needs two. */
+#define HTTP_TLS_READS_MAX 8
 /* Sets these limits for a new connection of the server. session: of GnuTLS, with a socket. */
 void http_tls_limit(void *session);
 /* For MHD_OPTION_HTTPS_CERT_CALLBACK2. */

@@ -159,6 +159,14 @@ class Https(Folder):
         with self.assertRaises((ssl.SSLError, ConnectionError)):
             self.stream(ssl.TLSVersion.TLSv1_1)
 
+    def test_finite_field_groups_are_refused(self):
+        """One handshake with them takes the gateway 0.1 s."""
+        def shakes_hands(group):
+            done = subprocess.run(["openssl", "s_client", "-connect", f"127.0.0.1:{self.port}", "-tls1_3", "-groups", group, "-CAfile", self.ours.ca],
+                                  input=b"", capture_output=True, timeout=LIMIT_S, check=False)
+            return done.returncode == 0
+        self.assertEqual([g for g in ["X25519", "P-256", "ffdhe2048", "ffdhe8192"] if shakes_hands(g)], ["X25519", "P-256"])
+
     def test_plain_http_gets_no_answer(self):
         with socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT_S) as s:
             s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
