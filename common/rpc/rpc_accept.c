@@ -92,12 +92,10 @@ static void report(enum reason reason)
 }
 
 /* Whether an accepted connection may stay. Descriptors are free, so the reserve is filled again. */
-static bool admit(const struct sockaddr_storage *from)
+static bool admit(const struct rpc_peer_address *a)
 {
-    struct rpc_peer_address a;
     uint8_t client[16];
-    rpc_peer_address_of(from, &a); // a watched port is one of TCP
-    rpc_peer_client(&a, client);
+    rpc_peer_client(a, client);
     pthread_mutex_lock(&gate.mu);
     fill_reserve();
     bool ok = rpc_rate_take(&gate.rate, client, 1, clock_us());
@@ -142,7 +140,8 @@ static int accept_for_core(int fd, int flags, struct sockaddr_storage *from)
     for (;;) {
         socklen_t len = sizeof(*from);
         int c = system_accept(fd, (struct sockaddr *)from, &len, flags);
-        if (c >= 0 && admit(from))
+        struct rpc_peer_address a;
+        if (c >= 0 && rpc_peer_address_of(from, &a) && admit(&a))
             return c;
         if (c >= 0) {
             report(RATE); // before the client notices
@@ -174,15 +173,25 @@ __attribute__((visibility("default"))) int accept4(int fd, struct sockaddr *a, s
 }
 
 /* The system gives out the lowest free descriptor. */
+static bool is_high(int fd)
+{
+    struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    return (rlim_t)fd >= limit.rlim_cur - limit.rlim_cur / KEPT_PART;
+}
+
 bool rpc_accept_keeps(int fd)
 {
-    struct sockaddr_storage a = {0};
-    struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
-    getsockname(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)});
-    getrlimit(RLIMIT_NOFILE, &limit);
-    if (a.ss_family != AF_UNIX || (rlim_t)fd < limit.rlim_cur - limit.rlim_cur / KEPT_PART)
+    struct sockaddr_storage own = {0};
+    struct rpc_peer_address a;
+    getsockname(fd, (struct sockaddr *)&own, &(socklen_t){sizeof(own)});
+    if (own.ss_family != AF_UNIX)
         return true;
-    report(DESCRIPTORS); // before the client notices
+    rpc_peer_address_of_user(fd, &a);
+    bool admitted = admit(&a);
+    if (admitted && !is_high(fd))
+        return true;
+    report(admitted ? DESCRIPTORS : RATE); // before the client notices
     close(fd);
     return false;
 }

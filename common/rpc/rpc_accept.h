@@ -8,8 +8,8 @@
  *   it. A client is an address, as rpc_peer_client() tells.
  * Calls for other sockets pass to the system.
  *
- * Connections of other users at unix sockets leave a quarter of the descriptors to the own user and
- * operators. Private to common/rpc.
+ * Connections of other users at unix sockets have the same rate, and leave a quarter of the
+ * descriptors to the own user and operators. Private to common/rpc.
  *
  * Threads: any. */
 #pragma once
@@ -23,6 +23,6 @@
 void rpc_accept_init(void);
 /* A server listens on this port of TCP. After rpc_accept_init(); until the process ends. */
 void rpc_accept_watch(uint16_t port);
-/* Whether this new connection may stay: it is one of TCP, or less than three quarters of the
- * descriptors are in use. Else closes it. */
+/* Whether this new connection may stay: it is one of TCP, or no limit for other users at unix
+ * sockets is exceeded. Else closes it. */
 bool rpc_accept_keeps(int fd);

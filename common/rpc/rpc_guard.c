@@ -70,7 +70,8 @@ static unsigned max_connections(void)
 {
     struct rlimit limit = {0};
     getrlimit(RLIMIT_NOFILE, &limit);
-    return limit.rlim_cur < UINT32_MAX ? (unsigned)limit.rlim_cur / 2 : UINT32_MAX;
+    bool few = limit.rlim_cur / 2 < RPC_PEERS_CONNECTIONS_MAX;
+    return few ? (unsigned)limit.rlim_cur / 2 : RPC_PEERS_CONNECTIONS_MAX;
 }
 
 int rpc_guard_new(const struct rpc_worker *workers, unsigned n_workers, size_t client_bytes,

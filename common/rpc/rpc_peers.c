@@ -46,7 +46,9 @@ struct rpc_peer {
     int64_t seen_us;               // the last scan; before: like used_us
     struct rpc_peer_socket socket; // at the last scan
     uint64_t unexplained;
+    uint64_t held;         // their mean during the last second
     uint64_t client_bytes; // in a scan: the unexplained bytes of all connections of this client
+    uint64_t client_held;  // the sum of their `held`
     unsigned rank;         // in end_crowd(): connections of this client that are of more use
 };
 
@@ -436,9 +438,17 @@ static uint64_t others_since(struct rpc_peer *p, uint64_t acked, int64_t now_us)
     return min_u64(others, p->others_left);
 }
 
+/* A moving mean, with a weight of 1 / e for what was a second ago. */
+static void hold(struct rpc_peer *p, int64_t now_us)
+{
+    uint64_t us = min_u64((uint64_t)(now_us - p->seen_us), 1000000);
+    p->held = (p->held * (1000000 - us) + p->unexplained * us) / 1000000;
+}
+
 /* No part of an explanation is left for bytes that arrive later. */
 static void count_bytes(struct rpc_peer *p, const struct rpc_peer_socket *now, int64_t now_us)
 {
+    hold(p, now_us);
     uint64_t n = p->unexplained + now->received - p->socket.received;
     n -= min_u64(n, p->settled.messages - p->credited.messages);
     uint64_t others = min_u64(n, others_since(p, now->acked, now_us));
@@ -551,11 +561,15 @@ static void sum_clients(struct list *l)
 {
     qsort(l->v, l->n, sizeof(*l->v), by_name);
     for (unsigned i = 0, end; i < l->n; i = end) {
-        uint64_t sum = 0;
-        for (end = i; end < l->n && by_name(&l->v[i], &l->v[end]) == 0; end++)
-            sum += l->v[end]->unexplained;
-        for (unsigned k = i; k < end; k++)
-            l->v[k]->client_bytes = sum;
+        uint64_t bytes = 0, held = 0;
+        for (end = i; end < l->n && by_name(&l->v[i], &l->v[end]) == 0; end++) {
+            bytes += l->v[end]->unexplained;
+            held += l->v[end]->held;
+        }
+        for (unsigned k = i; k < end; k++) {
+            l->v[k]->client_bytes = bytes;
+            l->v[k]->client_held = held;
+        }
     }
 }
 
@@ -574,7 +588,7 @@ static int by_size(const void *a, const void *b)
     return (p->unexplained < q->unexplained) - (p->unexplained > q->unexplained);
 }
 
-/* The order in which they end if they have too many bytes: by clients, those of services last. */
+/* The order in which they end if they have too many bytes. */
 static int by_client_size(const void *a, const void *b)
 {
     const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
@@ -582,6 +596,10 @@ static int by_client_size(const void *a, const void *b)
     bool q_first = !q->trusted && q->client_bytes >= RPC_PEERS_STALL_BYTES;
     if (p_first != q_first)
         return p_first ? -1 : 1;
+    if (p->is_settled != q->is_settled)
+        return p->is_settled ? 1 : -1;
+    if (p->client_held != q->client_held)
+        return p->client_held < q->client_held ? 1 : -1;
     if (p->client_bytes != q->client_bytes)
         return p->client_bytes < q->client_bytes ? 1 : -1;
     return (p->unexplained < q->unexplained) - (p->unexplained > q->unexplained);
@@ -629,7 +647,9 @@ static void end_bytes(struct rpc_peers *ps, struct list *l, bool services, uint6
         if (!services && l->v[i]->trusted)
             continue;
         sum -= l->v[i]->unexplained;
-        end_offender(ps, l->v[i], RPC_PEERS_BYTES, now_us);
+        if (l->v[i]->client_bytes >= max / 4)
+            end_offender(ps, l->v[i], RPC_PEERS_BYTES, now_us);
+        l->v[i]->end = RPC_PEERS_BYTES;
     }
     drop_ended(l);
 }
@@ -675,10 +695,10 @@ static int by_rank(const void *a, const void *b)
     return p->rank != q->rank ? (p->rank < q->rank ? 1 : -1) : by_use(q, p);
 }
 
-/* The client with most connections loses its least useful ones. */
+/* A client with too many connections, and the one with most, lose their least useful ones. */
 static void end_crowd(struct rpc_peers *ps, struct list *l)
 {
-    if (l->n <= ps->max_connections)
+    if (l->n <= ps->max_connections && l->n <= RPC_PEERS_CROWD_MAX)
         return;
     qsort(l->v, l->n, sizeof(*l->v), by_client);
     for (unsigned i = 0; i < l->n; i++) {
@@ -686,8 +706,10 @@ static void end_crowd(struct rpc_peers *ps, struct list *l)
         l->v[i]->rank = first ? 0 : l->v[i - 1]->rank + 1;
     }
     qsort(l->v, l->n, sizeof(*l->v), by_rank);
-    for (unsigned i = 0; i < l->n - ps->max_connections; i++)
-        l->v[i]->end = RPC_PEERS_CROWD;
+    for (unsigned i = 0; i < l->n; i++) {
+        if (l->v[i]->rank >= RPC_PEERS_CROWD_MAX || l->n - i > ps->max_connections)
+            l->v[i]->end = RPC_PEERS_CROWD;
+    }
 }
 
 unsigned rpc_peers_scan_end(struct rpc_peers *ps, int64_t stalled_us, int64_t now_us)

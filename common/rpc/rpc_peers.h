@@ -15,7 +15,9 @@
  * - it leaves more than RPC_PEERS_REFUSED_MAX refusals unread: the more calls there are, the longer
  *   gRPC core works for each event;
  * - all clients' connections together have more than RPC_PEERS_CLIENT_BYTES_MAX unexplained bytes,
- *   or those of services too more than RPC_PEERS_ALL_TIMES as many, and it has most;
+ *   or those of services too more than RPC_PEERS_ALL_TIMES as many. Those that are not settled end
+ *   first, then those of the client that had most during the last second. A prompt on its way has
+ *   many bytes for a shorter time than a client that holds them;
  * - the process has allocated RPC_PEERS_GROWTH_MAX more, in small pieces, while clients together
  *   had at least RPC_PEERS_STALL_BYTES, and it is one of the largest. These have half of the bytes.
  *   gRPC core may need 100 bytes for one byte of a header. Weights and KV are no small pieces;
@@ -24,9 +26,11 @@
  *   client's other connections with RPC_PEERS_STALL_BYTES end with it;
  * - there are too many connections, and its client has most. Those without a running call end
  *   first: those that never had a call, then those whose last call is the oldest;
- * - it is new, and its address is banned: two of its connections were ended for resets, refusals,
- *   bytes or a stall, at most RPC_PEERS_BAN_US apart. The ban ends RPC_PEERS_BAN_US after the last
- *   of these.
+ * - its client alone has more than RPC_PEERS_CROWD_MAX. When clients close many connections
+ *   together, gRPC core works 0.1 ms for each, and serves nobody meanwhile;
+ * - it is new, and its address is banned: two of its connections were ended, at most
+ *   RPC_PEERS_BAN_US apart. The reasons were resets, refusals, a stall, or a quarter of the
+ *   permitted bytes. The ban ends RPC_PEERS_BAN_US after the last of these.
  *
  * Clients may share an address, for example on this machine. So up to RPC_PEERS_SETTLED_MAX of its
  * connections are settled: the first ones that have had a call and are RPC_PEERS_SETTLED_US old.
@@ -59,6 +63,8 @@
 /* Of unfinished headers gRPC core 1.51 keeps about five times as many bytes (fields of 104). */
 #define RPC_PEERS_CLIENT_BYTES_MAX (64u << 20)
 #define RPC_PEERS_ALL_TIMES 4 // services are few, and send the prompts of many clients
+#define RPC_PEERS_CONNECTIONS_MAX 2048
+#define RPC_PEERS_CROWD_MAX 512 // connections of a client
 #define RPC_PEERS_GROWTH_MAX (256u << 20)
 #define RPC_PEERS_STALL_US 1000000
 #define RPC_PEERS_STALL_BYTES (1u << 20) // less stalls no thread for that time

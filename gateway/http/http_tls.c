@@ -176,7 +176,7 @@ static void find_next(void)
     *(void **)&next.record_recv = dlsym(RTLD_NEXT, "gnutls_record_recv");
 }
 
-/* Replaces that of GnuTLS, for libmicrohttpd. After GNUTLS_E_AGAIN this asks again only when further
+/* Replaces that of GnuTLS, for libmicrohttpd. After GNUTLS_E_AGAIN this asks again only when more
  * bytes arrive; after GNUTLS_E_INTERRUPTED when other connections have had their turn. Bytes may
  * remain after records without data, such as a new key. */
 __attribute__((visibility("default"))) ssize_t gnutls_record_recv(gnutls_session_t session,

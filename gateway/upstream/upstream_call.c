@@ -8,6 +8,8 @@
 #define MAX_LOST 4            // a request that crashes verifiers must not crash them all for ever
 #define FIRST_PAUSE_US 100000 // between two tries to find a verifier; doubles
 #define LAST_PAUSE_US 1000000
+#define LOST_US 500000 // a verifier that was lost so long ago may be back
+#define FEW_TOKENS 16  // a leg with fewer has not helped the answer
 
 int upstream_call_init(struct upstream_call *a, unsigned n)
 {
@@ -153,12 +155,23 @@ static struct verifier *take_verifier(const struct upstream_call *a, uint32_t ex
     return v;
 }
 
-/* Another verifier than that of `from`, if possible one that was not lost. NULL: as above. */
+/* Those that the call has lost within the last LOST_US. */
+static uint32_t just_lost(const struct upstream_call *a)
+{
+    uint32_t bits = 0;
+    for (unsigned i = 0; i < UPSTREAM_MAX; i++)
+        bits |= clock_us() - a->lost_at_us[i] < LOST_US ? a->lost & 1u << i : 0;
+    return bits;
+}
+
+/* Another verifier than that of `from`, if possible one that was not lost, or not just now. NULL:
+ * as above. */
 static struct verifier *choose_verifier(const struct upstream_call *a,
                                         const struct upstream_leg *from)
 {
     uint32_t except = a->tried | a->unable | (from ? bit_of(from) : 0);
     struct verifier *v = take_verifier(a, except | a->lost);
+    v = v ? v : take_verifier(a, except | just_lost(a));
     return v ? v : take_verifier(a, except);
 }
 
@@ -229,6 +242,7 @@ static void set_malformed(struct upstream_call *a, bool malformed)
 static void end_search(struct upstream_call *a)
 {
     a->tried = 0;
+    a->n_tokens = 0;
     a->pause_us = FIRST_PAUSE_US;
     set_waiting(a, 0);
     set_malformed(a, false);
@@ -323,6 +337,7 @@ static bool take_run(struct upstream_call *a, const Tandem__V1__GenerateEvent *e
     if (!has_known_tokens(a, &run) || !is_within_limit(a, c, run.n_tokens) ||
         committed_take(&a->committed, e->choice, &run, hold, a) < 0)
         return false;
+    a->n_tokens += run.n_tokens;
     if (could_continue && a->committed.is_partial)
         a->events->on_lost_ids(a);
     if (run.n_tokens)
@@ -399,8 +414,7 @@ static bool may_move(struct upstream_call *a, enum rpc_code code)
 /* Whether there is another verifier that was not asked, and not lost just now. */
 static bool has_other(const struct upstream_call *a, const struct upstream_leg *leg)
 {
-    uint32_t lost = clock_us() - a->lost_us < LAST_PAUSE_US ? a->lost : 0;
-    struct verifier *v = take_verifier(a, a->tried | a->unable | lost | bit_of(leg));
+    struct verifier *v = take_verifier(a, a->tried | a->unable | just_lost(a) | bit_of(leg));
     upstream_release(v);
     return v;
 }
@@ -431,6 +445,19 @@ static void take_loss(struct upstream_call *a, const struct upstream_leg *leg, e
         finish(a);
 }
 
+/* A call that has waited for a place waits as long as others, whatever a verifier does that it has
+ * lost before. But none may begin the answer again and again for nothing. */
+static void count_loss(struct upstream_call *a, const struct upstream_leg *leg)
+{
+    bool in_vain = leg->begun && a->n_tokens < FEW_TOKENS;
+    a->n_lost += in_vain || !a->waited || !(a->lost & bit_of(leg));
+    if (in_vain && a->waited && a->n_lost <= MAX_LOST) // others may be back later
+        a->pause_us = FIRST_PAUSE_US << a->n_lost;
+    a->lost |= bit_of(leg);
+    a->lost_us = clock_us();
+    a->lost_at_us[upstream_index(leg->verifier)] = a->lost_us;
+}
+
 static void end_current(struct upstream_call *a, const struct upstream_leg *leg,
                         const struct rpc_status *status)
 {
@@ -440,11 +467,8 @@ static void end_current(struct upstream_call *a, const struct upstream_leg *leg,
     a->lost_target = upstream_target(leg->verifier);
     a->status = *status;
     a->why = a->status.text;
-    if (status->code == RPC_UNAVAILABLE || a->begun) {
-        a->n_lost += !a->waited || !(a->lost & bit_of(leg)); // else it waits as long as others
-        a->lost |= bit_of(leg);
-        a->lost_us = clock_us();
-    }
+    if (status->code == RPC_UNAVAILABLE || a->begun)
+        count_loss(a, leg);
     if (committed_is_whole(&a->committed)) {
         a->status.code = RPC_OK;
         set_malformed(a, false);

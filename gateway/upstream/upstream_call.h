@@ -84,15 +84,16 @@ struct upstream_call {
     struct affinity_prompt *prompt; // until a verifier has begun the request; NULL: not known
     struct committed committed;
 
-    pthread_mutex_t step_mu;  // one event, end or tick at a time; guards the fields below
-    const char *target;       // of the last try; NULL: none
-    const char *lost_target;  // of the last verifier that was lost
-    const char *why;          // why the call leaves its verifier, or has lost it
-    uint32_t tried;           // verifiers asked that have not begun; a bit per upstream_index()
-    uint32_t unable;          // verifiers that cannot continue the answer; the same bits
-    uint32_t lost;            // verifiers that the call has lost; the same bits
-    struct rpc_status status; // valid when the call has ended
-    bool begun;               // a verifier has begun the request
+    pthread_mutex_t step_mu; // one event, end or tick at a time; guards the fields below
+    const char *target;      // of the last try; NULL: none
+    const char *lost_target; // of the last verifier that was lost
+    const char *why;         // why the call leaves its verifier, or has lost it
+    uint32_t tried;          // verifiers asked that have not begun; a bit per upstream_index()
+    uint32_t unable;         // verifiers that cannot continue the answer; the same bits
+    uint32_t lost;           // verifiers that the call has lost; the same bits
+    int64_t lost_at_us[UPSTREAM_MAX]; // when it lost them
+    struct rpc_status status;         // valid when the call has ended
+    bool begun;                       // a verifier has begun the request
     struct upstream_leg legs[UPSTREAM_CALL_LEGS];
     struct upstream_leg *current; // its events are the answer; NULL: the verifier is lost
     struct upstream_leg *next;    // asked to take over; NULL: none. If not begun: only with current
@@ -100,6 +101,7 @@ struct upstream_call {
     int64_t heard_us;             // last event of the current leg
     int64_t try_us, pause_us;     // when another verifier may be asked; the pause before that
     unsigned n_lost;              // verifiers lost by this call
+    uint64_t n_tokens;            // from the current leg
     bool full;                    // it waits because all queues are full
     bool waited;                  // it has done so
     bool over, done;              // no more tries; the owner knows it

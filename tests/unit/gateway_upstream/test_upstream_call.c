@@ -782,6 +782,54 @@ static void a_call_that_waits_for_a_place_asks_lost_verifiers_later(void **state
 }
 
 /* One verifier is full, and the other one loses each call. */
+/* The answer has lost verifier 0; 1 begins it and ends it each time it is asked. */
+static void begin_in_vain(void)
+{
+    played.waits = played.may_retry = true;
+    begin(UPSTREAM_READY);
+    set_state(2, UPSTREAM_DOWN);
+    start(0);
+    set_state(0, UPSTREAM_DOWN);
+    end(0, RPC_UNAVAILABLE);
+}
+
+static void end_in_vain(void)
+{
+    if (runs(1)) {
+        start(1);
+        end(1, RPC_RESOURCE_EXHAUSTED);
+    }
+    pass(TICK_US);
+}
+
+static void an_answer_leaves_a_verifier_that_begins_it_in_vain(void **state)
+{
+    (void)state;
+    begin_in_vain();
+    while (now_us < 2000000)
+        end_in_vain();
+    set_state(0, UPSTREAM_READY);
+    atomic_fetch_add(&played.u.verifiers[0].n_requests, 5); // so 1 is asked first
+    while (!runs(0)) {
+        assert_int_equal(played.n_done, 0);
+        end_in_vain();
+    }
+    atomic_fetch_sub(&played.u.verifiers[0].n_requests, 5);
+    answer(0);
+    has_ended(RPC_OK);
+}
+
+static void an_answer_is_not_begun_in_vain_for_ever(void **state)
+{
+    (void)state;
+    begin_in_vain();
+    while (!played.n_done) {
+        assert_true(asked(1) < 10);
+        end_in_vain();
+    }
+    has_ended(RPC_RESOURCE_EXHAUSTED);
+}
+
 static void a_verifier_that_loses_all_calls_ends_none_that_waits(void **state)
 {
     (void)state;
@@ -1002,6 +1050,8 @@ int main(void)
         TEST(a_call_that_waits_for_a_place_may_lose_its_verifier),
         TEST(a_call_that_waits_for_a_place_asks_lost_verifiers_later),
         TEST(a_verifier_that_loses_all_calls_ends_none_that_waits),
+        TEST(an_answer_leaves_a_verifier_that_begins_it_in_vain),
+        TEST(an_answer_is_not_begun_in_vain_for_ever),
         TEST(a_call_that_waits_for_a_place_may_find_no_verifier),
         TEST(a_lost_call_may_wait_for_a_place),
         TEST(a_lost_request_waits_while_the_other_verifiers_are_full),

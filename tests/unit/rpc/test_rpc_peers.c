@@ -648,6 +648,39 @@ static void a_stall_ends_the_connections_of_one_client_at_a_time(void **state)
     }
 }
 
+/* Scans connections of several clients. received: what each has sent, from this port. */
+static unsigned scan_clients(unsigned n, unsigned port, const uint64_t received[])
+{
+    char text[40];
+    rpc_peers_scan_begin(peers);
+    for (unsigned i = 0; i < n; i++) {
+        snprintf(text, sizeof(text), "ipv4:192.0.2.%u:%u", i, port);
+        struct rpc_peer_address a = address_of(text);
+        rpc_peer_done(peers, rpc_peers_call(peers, &a, &(struct rpc_peer_call){0}, now_us), now_us);
+        saw_at(text, received[i]);
+    }
+    return rpc_peers_scan_end(peers, now_us, now_us);
+}
+
+/* Clients hold parts of messages, and one sends a larger message that arrives soon. */
+static void what_clients_hold_ends_before_what_is_on_its_way(void **state)
+{
+    enum { N = 4, SENT = MAX_BYTES / 3, HELD = MAX_BYTES / 4 - 5000 };
+    (void)state;
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(N, MAX_BYTES);
+    for (unsigned port = 1; port <= 2; port++) {
+        uint64_t received[N] = {0, HELD, HELD + 1000, HELD};
+        for (unsigned i = 0; i < 40; i++, now_us += S / 10)
+            assert_int_equal(scan_clients(N, port, received), 0);
+        received[0] = SENT;
+        assert_int_equal(scan_clients(N, port, received), 1);
+        assert_int_equal(take_at(port == 1 ? "ipv4:192.0.2.2:1" : "ipv4:192.0.2.2:2"),
+                         RPC_PEERS_BYTES);
+    }
+    assert_false(rpc_peers_any_banned(peers, now_us)); // it had less than a quarter
+}
+
 static void of_too_many_connections_those_without_calls_end(void **state)
 {
     (void)state;
@@ -700,6 +733,27 @@ static void of_too_many_connections_those_of_the_address_with_most_end(void **st
         rpc_peer_done(peers, p[i], now_us);
 }
 
+static void a_client_has_few_connections(void **state)
+{
+    enum { N = RPC_PEERS_CROWD_MAX + 20, OTHERS = 5 };
+    (void)state;
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(2 * N, MAX_BYTES);
+    rpc_peers_scan_begin(peers);
+    for (unsigned i = 0; i < N; i++)
+        saw((uint16_t)i, 0, 0);
+    for (unsigned i = 0; i < OTHERS; i++) {
+        char text[40];
+        snprintf(text, sizeof(text), "ipv4:192.0.2.2:%u", i);
+        saw_at(text, 0);
+    }
+    assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), N - RPC_PEERS_CROWD_MAX);
+    unsigned n = 0;
+    for (unsigned i = 0; i < N; i++)
+        n += take((uint16_t)i) == RPC_PEERS_CROWD;
+    assert_int_equal(n, N - RPC_PEERS_CROWD_MAX);
+}
+
 /* Addresses that an attacker chooses: in each pair of bytes, 31 times the first and the second give
  * the same sum. */
 static struct rpc_peer_address chosen_address(unsigned i)
@@ -734,8 +788,10 @@ static void many_connections_with_many_bytes_end_in_little_time(void **state)
     peers = rpc_peers_new(N, MAX_BYTES);
     clock_t begin = clock(); // of the CPU
     rpc_peers_scan_begin(peers);
-    for (unsigned i = 0; i < N; i++)
-        saw(i, 100, 0);
+    for (unsigned i = 0; i < N; i++) {
+        struct rpc_peer_address a = chosen_address(i);
+        rpc_peers_saw(peers, &a, &(struct rpc_peer_socket){.received = 100}, now_us);
+    }
     assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), N - MAX_BYTES / 100);
     assert_true(clock() - begin < CLOCKS_PER_SEC / 2);
 }
@@ -1011,6 +1067,8 @@ int main(void)
         TEST(old_connections_with_calls_are_settled),
         TEST(a_settled_connection_may_reset_calls),
         TEST(the_client_with_most_bytes_gives_way),
+        TEST(what_clients_hold_ends_before_what_is_on_its_way),
+        TEST(a_client_has_few_connections),
         TEST(few_connections_of_a_client_are_settled),
         TEST(settled_connections_have_their_own_rate_of_cheap_calls),
         TEST(time_forgives_resets),

@@ -12,6 +12,7 @@
 #include "base/metrics.h"
 #include "lib/clients/http2_client.h"
 #include "lib/rigs/rpc_rig.h"
+#include "rpc/rpc_accept.h"
 #include "rpc/rpc_frames.h"
 #include "rpc/rpc_peers.h"
 #include "rpc/rpc_rate.h"
@@ -201,6 +202,36 @@ static void another_user_leaves_descriptors_to_the_own_one(void **state)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
+/* Opens connections until one is refused. Returns their number. */
+static int connect_too_fast(const struct rpc_rig *r)
+{
+    int n = 0;
+    for (bool served = true; served && n < 2 * RPC_ACCEPT_BURST; n += served) {
+        struct http2_client c = http2_client_open(r->path);
+        http2_client_call(&c, "/test/Echo");
+        served = http2_client_await(&c, 1);
+        http2_client_close(&c);
+    }
+    return n;
+}
+
+static void another_user_connects_at_a_rate(void **state)
+{
+    struct rpc_rig *r = *state;
+    atomic_store(&stopped_us, __real_clock_us() + 16 * RPC_PEERS_BAN_US);
+    atomic_store(&other_user, 7);
+    assert_int_equal(connect_too_fast(r), RPC_ACCEPT_BURST);
+    atomic_store(&other_user, 8); // the first one does not delay others
+    struct http2_client c = http2_client_open(r->path);
+    http2_client_call(&c, "/test/Echo");
+    assert_true(http2_client_await(&c, 1));
+    http2_client_close(&c);
+    atomic_store(&other_user, 0);
+    assert_int_equal(connect_too_fast(r), 2 * RPC_ACCEPT_BURST);
+    atomic_store(&ahead_us, 20 * RPC_PEERS_BAN_US);
+    atomic_store(&stopped_us, 0);
+}
+
 /* ---- what servers send ---- */
 
 struct hostile {
@@ -332,6 +363,7 @@ int main(void)
         RPC_RIG_TEST(calls_of_another_user_have_a_rate),
         RPC_RIG_TEST(absent_users_have_no_share),
         RPC_RIG_TEST(another_user_leaves_descriptors_to_the_own_one),
+        RPC_RIG_TEST(another_user_connects_at_a_rate),
         RPC_RIG_TEST(a_server_with_an_endless_header_loses_its_client),
         cmocka_unit_test(other_bytes_pass),
     };
