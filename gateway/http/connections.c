@@ -390,13 +390,14 @@ static bool is_paced(const struct connections *s, const struct connection *k)
     return s->o.certs && s->o.max_handshakes && k->peer.is_ip && !k->is_proxied;
 }
 
-bool connections_may_sign(struct connections *s, const struct connection *k)
+bool connections_may_sign(struct connections *s, const struct connection *k, unsigned cost)
 {
     if (!k || !is_paced(s, k))
         return true;
     int64_t now_us = clock_us();
+    unsigned n_per_s = HANDSHAKE_PACE_SIGNS * s->o.n_threads / cost;
     pthread_mutex_lock(&s->mu);
-    bool may = handshake_pace_sign(&s->pace, &k->peer, s->o.n_threads, now_us);
+    bool may = handshake_pace_sign(&s->pace, &k->peer, n_per_s, now_us);
     pthread_mutex_unlock(&s->mu);
     if (may)
         return true;

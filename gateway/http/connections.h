@@ -51,9 +51,9 @@ struct connection *connections_open(struct connections *s, int fd, struct MHD_Co
 void connections_close(struct connections *s, struct connection *k);
 struct address connections_peer(const struct connection *k);
 enum http_reserve connections_reserve(const struct connection *k);
-/* Whether the TLS handshake of the connection gets a signature (handshake_pace.h). Counts refusals.
- * k may be NULL. */
-bool connections_may_sign(struct connections *s, const struct connection *k);
+/* Whether the TLS handshake of the connection gets a signature of this cost (handshake_pace.h).
+ * Counts refusals. k may be NULL. */
+bool connections_may_sign(struct connections *s, const struct connection *k, unsigned cost);
 /* The connection of a trusted proxy brings a request of this client. It counts for it until it is
  * idle. false: the client has reached max_per_ip, and nothing is counted. */
 bool connections_set_client(struct connections *s, struct connection *k, const struct address *a);

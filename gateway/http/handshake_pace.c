@@ -24,12 +24,12 @@ static void begin_second(struct handshake_pace *p, uint32_t second)
     p->second = second;
 }
 
-bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsigned n_threads,
+bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsigned n_per_s,
                          int64_t now_us)
 {
     struct address site = address_site(a);
     uint64_t at = address_hash(&site, p->secret) % HANDSHAKE_PACE_ENTRIES;
-    const uint32_t all = HANDSHAKE_PACE_SIGNS * n_threads, second = (uint32_t)(now_us / SECOND_US);
+    const uint32_t second = (uint32_t)(now_us / SECOND_US);
     begin_second(p, second);
     if (p->signs[at].second != second || !p->signs[at].n) {
         p->signs[at].second = second;
@@ -37,8 +37,9 @@ bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsi
         p->n_sites++;
     }
     uint32_t n_sites = p->n_sites > p->n_sites_last ? p->n_sites : p->n_sites_last;
-    uint32_t share = all / n_sites > HANDSHAKE_PACE_FEW ? all / n_sites : HANDSHAKE_PACE_FEW;
-    if (p->n >= all && p->signs[at].n >= share)
+    uint32_t equal = n_per_s / n_sites;
+    uint32_t share = equal > HANDSHAKE_PACE_FEW ? equal : HANDSHAKE_PACE_FEW;
+    if (p->n >= n_per_s && p->signs[at].n >= share)
         return false;
     p->signs[at].n++;
     p->n++;

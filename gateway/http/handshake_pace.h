@@ -38,6 +38,7 @@ struct handshake_pace { // zeroed at first, except for the secret
  * Returns when it may begin, in us: now_us, or later. */
 int64_t handshake_pace(struct handshake_pace *p, const struct address *a, unsigned per_s,
                        int64_t now_us);
-/* A ClientHello of this address has arrived. Whether its handshake gets a signature. */
-bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsigned n_threads,
+/* A ClientHello of this address has arrived. Whether its handshake gets one of the n_per_s
+ * signatures of this second. */
+bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsigned n_per_s,
                          int64_t now_us);

@@ -279,10 +279,10 @@ static void on_connection(void *cls, struct MHD_Connection *c, void **context,
     *context = i ? connections_open(s->connections, i->connect_fd, c) : NULL;
 }
 
-static bool may_sign(void *user, struct MHD_Connection *c)
+static bool may_sign(void *user, struct MHD_Connection *c, unsigned cost)
 {
     struct http_server *s = user;
-    return connections_may_sign(s->connections, connection_of(c));
+    return connections_may_sign(s->connections, connection_of(c), cost);
 }
 
 static bool on_new(void *user, int fd, const struct sockaddr *address, socklen_t len)

@@ -10,7 +10,8 @@
 #include "base/err.h"
 #include "gateway/http/http_tls.h"
 
-#define CHAIN_MAX 16      // certificates in the file
+#define CHAIN_MAX 16 // certificates in the file
+#define RSA_BITS 2048u
 #define MAX_FDS (1 << 20) // more than a process usually may open
 
 static struct {
@@ -18,16 +19,20 @@ static struct {
     http_tls_may_sign *may_sign;
     void *user;
 } in_use;
+static atomic_uint key_cost = 1; // of the last key that was checked
 
 /* What each socket has received. */
 static struct input {
-    atomic_uint n;        // bytes since the application got some
-    atomic_uint n_reads;  // that this call of gnutls_record_recv() may still make
-    atomic_bool complete; // the handshake
+    gnutls_session_t session; // of the server; NULL: none yet
+    atomic_bool shaken;       // gnutls_handshake() has ended
+    atomic_uint n;            // bytes since the application got some
+    atomic_uint n_reads;      // that this call of gnutls_record_recv() may still make
+    atomic_bool complete;     // the handshake
 } inputs[MAX_FDS];
 
 static struct {
     pthread_once_t once;
+    int (*handshake)(gnutls_session_t session);
     ssize_t (*record_recv)(gnutls_session_t session, void *to, size_t size);
 } next = {.once = PTHREAD_ONCE_INIT};
 
@@ -71,6 +76,17 @@ static int parse(const struct cert_text *t, gnutls_pcert_st **ret_chain, unsigne
     return 0;
 }
 
+/* The time of a signature, in those of RSA with 2,048 bits. Elliptic curves are faster. */
+static unsigned cost_of(gnutls_privkey_t key)
+{
+    unsigned bits = 0;
+    int algorithm = gnutls_privkey_get_pk_algorithm(key, &bits);
+    bool is_rsa = algorithm == GNUTLS_PK_RSA || algorithm == GNUTLS_PK_RSA_PSS;
+    return is_rsa && bits > RSA_BITS
+               ? (bits * bits + RSA_BITS * RSA_BITS - 1) / (RSA_BITS * RSA_BITS)
+               : 1;
+}
+
 int http_tls_check(const struct cert_text *t)
 {
     gnutls_pcert_st *chain;
@@ -79,6 +95,7 @@ int http_tls_check(const struct cert_text *t)
     int rc = parse(t, &chain, &n, &key);
     if (rc < 0)
         return fail(-EINVAL, "tls_cert and tls_key: not usable for HTTPS: %s", gnutls_strerror(rc));
+    atomic_store(&key_cost, cost_of(key));
     chain_free(chain, n);
     gnutls_privkey_deinit(key);
     return 0;
@@ -92,7 +109,7 @@ static int on_handshake(gnutls_session_t session, const struct gnutls_cert_retr_
                         unsigned *n_ocsp, gnutls_privkey_t *ret_key, unsigned *flags)
 {
     (void)info;
-    if (!in_use.may_sign(in_use.user, gnutls_session_get_ptr(session)))
+    if (!in_use.may_sign(in_use.user, gnutls_session_get_ptr(session), atomic_load(&key_cost)))
         return -1;
     AUTO(cert_text_unref) struct cert_text *t = cert_files_text(in_use.files);
     *ocsp = NULL;
@@ -164,8 +181,10 @@ void http_tls_limit(void *session)
     struct input *in = input_of(session);
     if (!in)
         return;
+    in->session = session;
     atomic_store(&in->n, 0);
     atomic_store(&in->complete, false);
+    atomic_store(&in->shaken, false);
     gnutls_transport_set_pull_function(session, pull);
     gnutls_handshake_set_hook_function(session, GNUTLS_HANDSHAKE_FINISHED, GNUTLS_HOOK_POST,
                                        on_finished);
@@ -173,7 +192,32 @@ void http_tls_limit(void *session)
 
 static void find_next(void)
 {
+    *(void **)&next.handshake = dlsym(RTLD_NEXT, "gnutls_handshake");
     *(void **)&next.record_recv = dlsym(RTLD_NEXT, "gnutls_record_recv");
+}
+
+static struct input *server_input_of(gnutls_session_t session)
+{
+    pthread_once(&next.once, find_next);
+    struct input *in = input_of(session);
+    return in && in->session == session ? in : NULL;
+}
+
+/* Replaces that of GnuTLS, for libmicrohttpd. This would call it in each turn of its loop, without
+ * a pause, until the client has sent the rest. So the handshake happens in gnutls_record_recv(). */
+__attribute__((visibility("default"))) int gnutls_handshake(gnutls_session_t session)
+{
+    return server_input_of(session) ? 0 : next.handshake(session);
+}
+
+/* 0, or an error of GnuTLS. The client gets an alert for it. */
+static int shake_hands(struct input *in)
+{
+    int rc = atomic_load(&in->shaken) ? 0 : next.handshake(in->session);
+    atomic_store(&in->shaken, rc == 0);
+    if (rc < 0 && gnutls_error_is_fatal(rc))
+        gnutls_alert_send_appropriate(in->session, rc);
+    return rc;
 }
 
 /* Replaces that of GnuTLS, for libmicrohttpd. After GNUTLS_E_AGAIN this asks again only when more
@@ -182,10 +226,12 @@ static void find_next(void)
 __attribute__((visibility("default"))) ssize_t gnutls_record_recv(gnutls_session_t session,
                                                                   void *to, size_t size)
 {
-    pthread_once(&next.once, find_next);
-    struct input *in = input_of(session);
+    struct input *in = server_input_of(session);
     if (!in)
         return next.record_recv(session, to, size);
+    int rc = shake_hands(in);
+    if (rc < 0)
+        return rc;
     unsigned before = atomic_load(&in->n);
     atomic_store(&in->n_reads, HTTP_TLS_READS_MAX);
     ssize_t n = next.record_recv(session, to, size);

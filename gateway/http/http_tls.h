@@ -9,11 +9,12 @@
 
 /* A check for cert.h. -EINVAL: GnuTLS does not accept this certificate and key. Any thread. */
 int http_tls_check(const struct cert_text *t);
-/* Before the server starts. files: used until the server has stopped. may_sign(user, c): whether
- * the handshake of this connection proceeds; c is libmicrohttpd's. There is one HTTPS server in a
- * process, because the callback gets no argument of ours. */
+/* Before the server starts. files: used until the server has stopped. may_sign(user, c, cost):
+ * whether the handshake of this connection proceeds; c is libmicrohttpd's. cost: the time of a
+ * signature with the key that was checked last, in those of RSA with 2,048 bits. There is one HTTPS
+ * server in a process, because the callback gets no argument of ours. */
 struct MHD_Connection;
-typedef bool http_tls_may_sign(void *user, struct MHD_Connection *c);
+typedef bool http_tls_may_sign(void *user, struct MHD_Connection *c, unsigned cost);
 void http_tls_use(struct cert_files *files, http_tls_may_sign *may_sign, void *user);
 /* The most bytes of a client until its handshake is complete. Browsers need 2 to 5 KiB. GnuTLS
  * alone would keep 128 KiB of an unfinished ClientHello, and work 6 ms on one of 115 KB. */

@@ -79,7 +79,7 @@ static unsigned signs(unsigned host, unsigned n, int64_t now_us)
     snprintf(text, sizeof(text), "192.0.2.%u", host);
     assert_true(address_parse(text, strlen(text), &a));
     for (unsigned i = 0; i < n; i++)
-        n_signed += handshake_pace_sign(&pace, &a, THREADS, now_us);
+        n_signed += handshake_pace_sign(&pace, &a, SIGNS, now_us);
     return n_signed;
 }
 

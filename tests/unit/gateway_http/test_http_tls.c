@@ -21,16 +21,14 @@ struct pair {
     char cert[4096], key[4096];
 };
 
-static struct pair pair_of(const char *name)
+static struct pair pair_with(const char *name, gnutls_pk_algorithm_t algorithm, unsigned bits)
 {
     struct pair p;
     size_t n_cert = sizeof(p.cert), n_key = sizeof(p.key);
     gnutls_x509_privkey_t key;
     gnutls_x509_crt_t crt;
     assert_int_equal(gnutls_x509_privkey_init(&key), 0);
-    assert_int_equal(gnutls_x509_privkey_generate(
-                         key, GNUTLS_PK_ECDSA, GNUTLS_CURVE_TO_BITS(GNUTLS_ECC_CURVE_SECP256R1), 0),
-                     0);
+    assert_int_equal(gnutls_x509_privkey_generate(key, algorithm, bits, 0), 0);
     assert_int_equal(gnutls_x509_crt_init(&crt), 0);
     gnutls_x509_crt_set_version(crt, 3);
     gnutls_x509_crt_set_serial(crt, "\1", 1);
@@ -46,6 +44,11 @@ static struct pair pair_of(const char *name)
     gnutls_x509_crt_deinit(crt);
     gnutls_x509_privkey_deinit(key);
     return p;
+}
+
+static struct pair pair_of(const char *name)
+{
+    return pair_with(name, GNUTLS_PK_ECDSA, GNUTLS_CURVE_TO_BITS(GNUTLS_ECC_CURVE_SECP256R1));
 }
 
 static int checks(const char *cert, const char *key)
@@ -81,10 +84,11 @@ static void write_file(const char *path, const char *text)
     chmod(path, 0600);
 }
 
-static unsigned n_asked;
+static unsigned n_asked, last_cost;
 
-static bool may_sign(void *user, struct MHD_Connection *c)
+static bool may_sign(void *user, struct MHD_Connection *c, unsigned cost)
 {
+    last_cost = cost;
     assert_ptr_equal(user, &n_asked);
     n_asked++;
     return c != NULL;
@@ -119,6 +123,13 @@ static void a_handshake_gets_the_chain_and_the_key(void **state)
     gnutls_session_set_ptr(session, &n_asked);
     assert_int_equal(fn(session, NULL, &chain, &n, &ocsp, &n_ocsp, &private, &flags), 0);
     assert_int_equal(n_asked, 2);
+    assert_int_equal(last_cost, 1);
+    struct pair rsa = pair_with("c.example", GNUTLS_PK_RSA, 3072);
+    assert_int_equal(checks(rsa.cert, rsa.key), 0);
+    gnutls_session_set_ptr(session, NULL);
+    assert_int_equal(fn(session, NULL, &chain, &n, &ocsp, &n_ocsp, &private, &flags), -1);
+    assert_int_equal(last_cost, 3);
+    assert_int_equal(checks(p.cert, p.key), 0);
     gnutls_deinit(session);
     assert_int_equal(n, 2);
     assert_null(ocsp);
@@ -200,18 +211,19 @@ static void ends_done(struct ends *e)
     close(e->fds[1]);
 }
 
-/* Returns what the server's handshake ends with. */
+/* Returns what the server's handshake ends with. Afterwards the server waits for data. */
 static int shake_hands(struct ends *e, size_t n_padding)
 {
-    int client = GNUTLS_E_AGAIN, server = GNUTLS_E_AGAIN;
+    int client = GNUTLS_E_AGAIN;
+    ssize_t server = GNUTLS_E_AGAIN;
+    char got[100];
     padding = n_padding;
-    for (unsigned i = 0; i < 100 && server == GNUTLS_E_AGAIN; i++) {
-        client = client == GNUTLS_E_AGAIN ? gnutls_handshake(e->client) : client;
-        server = gnutls_handshake(e->server);
+    assert_int_equal(gnutls_handshake(e->server), 0); // it has only begun
+    for (unsigned i = 0; i < 100 && client == GNUTLS_E_AGAIN && server == GNUTLS_E_AGAIN; i++) {
+        client = gnutls_handshake(e->client);
+        server = gnutls_record_recv(e->server, got, sizeof(got));
     }
-    if (server == 0 && client == GNUTLS_E_AGAIN)
-        assert_int_equal(gnutls_handshake(e->client), 0);
-    return server;
+    return client == 0 && server == GNUTLS_E_AGAIN ? 0 : (int)server;
 }
 
 static void a_handshake_has_few_bytes(void **state)
