@@ -647,7 +647,7 @@ static void end_bytes(struct rpc_peers *ps, struct list *l, bool services, uint6
         if (!services && l->v[i]->trusted)
             continue;
         sum -= l->v[i]->unexplained;
-        if (l->v[i]->client_bytes >= max / 4)
+        if (l->v[i]->client_bytes >= ps->client_bytes / 4)
             end_offender(ps, l->v[i], RPC_PEERS_BYTES, now_us);
         l->v[i]->end = RPC_PEERS_BYTES;
     }
@@ -672,9 +672,11 @@ static bool have_many_bytes(const struct rpc_peers *ps, const struct list *l)
            ps->memory - ps->memory_before > RPC_PEERS_GROWTH_MAX / 4;
 }
 
-/* The most useful one first: with a running call, then with any call, then the last one used. */
+/* The most useful one first: a settled one, with a running call, with any call, the last used. */
 static int by_use(const struct rpc_peer *p, const struct rpc_peer *q)
 {
+    if (p->is_settled != q->is_settled)
+        return p->is_settled ? -1 : 1;
     if (!p->n_calls != !q->n_calls)
         return p->n_calls ? -1 : 1;
     if (p->called != q->called)
@@ -685,7 +687,7 @@ static int by_use(const struct rpc_peer *p, const struct rpc_peer *q)
 static int by_client(const void *a, const void *b)
 {
     const struct rpc_peer *p = *(struct rpc_peer *const *)a, *q = *(struct rpc_peer *const *)b;
-    int order = memcmp(p->client, q->client, sizeof(p->client));
+    int order = by_name(a, b);
     return order ? order : by_use(p, q);
 }
 
@@ -702,7 +704,7 @@ static void end_crowd(struct rpc_peers *ps, struct list *l)
         return;
     qsort(l->v, l->n, sizeof(*l->v), by_client);
     for (unsigned i = 0; i < l->n; i++) {
-        bool first = i == 0 || !is_same_client(l->v[i - 1]->client, l->v[i]->client);
+        bool first = i == 0 || by_name(&l->v[i - 1], &l->v[i]) != 0;
         l->v[i]->rank = first ? 0 : l->v[i - 1]->rank + 1;
     }
     qsort(l->v, l->n, sizeof(*l->v), by_rank);

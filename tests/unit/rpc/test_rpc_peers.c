@@ -754,6 +754,36 @@ static void a_client_has_few_connections(void **state)
     assert_int_equal(n, N - RPC_PEERS_CROWD_MAX);
 }
 
+/* Connections of one address, which all run a call. A gateway that runs none now has the address,
+ * too: one that is settled, or a service. */
+static void a_crowd_of_its_address_does_not_end_a_gateway(void **state)
+{
+    enum { N = RPC_PEERS_CROWD_MAX + 5, GATEWAY = N };
+    (void)state;
+    for (int trusted = 0; trusted < 2; trusted++) {
+        struct rpc_peer_address a = address(GATEWAY);
+        struct rpc_peer *p[N];
+        rpc_peers_free(peers);
+        peers = rpc_peers_new(2 * N, MAX_BYTES);
+        rpc_peer_done(peers, rpc_peers_call(peers, &a, &(struct rpc_peer_call){0, trusted}, now_us),
+                      now_us);
+        now_us += trusted ? 1 : RPC_PEERS_SETTLED_US;
+        for (unsigned turn = 0; turn < 2; turn++) {
+            rpc_peers_scan_begin(peers);
+            saw(GATEWAY, 0, 0);
+            for (unsigned i = 0; i < N * turn; i++) {
+                p[i] = call((uint16_t)i, 0);
+                saw((uint16_t)i, 0, 0);
+            }
+            unsigned n_ends = turn ? N - RPC_PEERS_CROWD_MAX + !trusted : 0;
+            assert_int_equal(rpc_peers_scan_end(peers, now_us, now_us), n_ends);
+        }
+        assert_int_equal(take(GATEWAY), RPC_PEERS_KEEP);
+        for (unsigned i = 0; i < N; i++)
+            rpc_peer_done(peers, p[i], now_us);
+    }
+}
+
 /* Addresses that an attacker chooses: in each pair of bytes, 31 times the first and the second give
  * the same sum. */
 static struct rpc_peer_address chosen_address(unsigned i)
@@ -1069,6 +1099,7 @@ int main(void)
         TEST(the_client_with_most_bytes_gives_way),
         TEST(what_clients_hold_ends_before_what_is_on_its_way),
         TEST(a_client_has_few_connections),
+        TEST(a_crowd_of_its_address_does_not_end_a_gateway),
         TEST(few_connections_of_a_client_are_settled),
         TEST(settled_connections_have_their_own_rate_of_cheap_calls),
         TEST(time_forgives_resets),
