@@ -99,6 +99,7 @@ static struct channel *channel_new(const char *target, const struct rpc_client_o
         RPC_INT_ARG(GRPC_ARG_HTTP2_BDP_PROBE, 0),
         RPC_INT_ARG(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1), // no gzip bombs
         RPC_INT_ARG(GRPC_ARG_ENABLE_HTTP_PROXY, 0), // else http_proxy is obeyed even for 127.0.0.1
+        RPC_INT_ARG(GRPC_ARG_ENABLE_RETRIES, 0),    // its filter aborts if an answer has no status
         RPC_INT_ARG(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1), // each client its own connection
         RPC_INT_ARG(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1), // no TXT look-ups
         /* A client finds a restarted server within half a second. A connection attempt times out

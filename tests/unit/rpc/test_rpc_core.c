@@ -120,6 +120,7 @@ static void client_settings(const struct rpc_client_options *opt, int max_messag
                                    {GRPC_ARG_HTTP2_BDP_PROBE, 0},
                                    {GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1},
                                    {GRPC_ARG_ENABLE_HTTP_PROXY, 0},
+                                   {GRPC_ARG_ENABLE_RETRIES, 0},
                                    {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1},
                                    {GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1},
                                    {GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100},

@@ -332,6 +332,28 @@ static void a_server_with_an_endless_header_loses_its_client(void **state)
     hostile_done(&h);
 }
 
+/* With retries, gRPC core 1.51 aborts the process. */
+static void an_answer_without_a_status_is_an_error(void **state)
+{
+    static const char nothing[] = "\0\0\0\x01\x05\0\0\0\x01"; // headers that end the stream
+    struct rpc_rig *r = *state;
+    struct hostile h;
+    struct rpc_client *c;
+    struct rpc_tally t;
+    hostile_init(&h, r);
+    assert_int_equal(rpc_client_new(h.target, NULL, &c), 0);
+    struct rpc_rig to = {.client = c};
+    struct rpc_stream *s = rpc_rig_open(&to, "/test/Chat", &t);
+    h.fd = accept(h.listener, NULL, NULL);
+    assert_true(h.fd >= 0);
+    send_frames(&h, SETTINGS, 9, 1);
+    await_call(&h);
+    send_frames(&h, nothing, 9, 1);
+    rpc_rig_finish(s, &t, RPC_UNKNOWN);
+    rpc_client_free(c);
+    hostile_done(&h);
+}
+
 /* ---- other sockets ---- */
 
 static void other_bytes_pass(void **state)
@@ -365,6 +387,7 @@ int main(void)
         RPC_RIG_TEST(another_user_leaves_descriptors_to_the_own_one),
         RPC_RIG_TEST(another_user_connects_at_a_rate),
         RPC_RIG_TEST(a_server_with_an_endless_header_loses_its_client),
+        RPC_RIG_TEST(an_answer_without_a_status_is_an_error),
         cmocka_unit_test(other_bytes_pass),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
