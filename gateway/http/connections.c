@@ -395,9 +395,8 @@ bool connections_may_sign(struct connections *s, const struct connection *k, uns
     if (!k || !is_paced(s, k))
         return true;
     int64_t now_us = clock_us();
-    unsigned n_per_s = HANDSHAKE_PACE_SIGNS * s->o.n_threads / cost;
     pthread_mutex_lock(&s->mu);
-    bool may = handshake_pace_sign(&s->pace, &k->peer, n_per_s, now_us);
+    bool may = handshake_pace_sign(&s->pace, &k->peer, s->o.n_threads, cost, now_us);
     pthread_mutex_unlock(&s->mu);
     if (may)
         return true;

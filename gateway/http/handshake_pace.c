@@ -1,5 +1,6 @@
 /* handshake_pace.c - the times of handshakes and signatures. */
 #include "gateway/http/handshake_pace.h"
+#include "base/minmax.h"
 
 #define SECOND_US 1000000
 
@@ -24,9 +25,11 @@ static void begin_second(struct handshake_pace *p, uint32_t second)
     p->second = second;
 }
 
-bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsigned n_per_s,
-                         int64_t now_us)
+bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsigned n_threads,
+                         unsigned cost, int64_t now_us)
 {
+    const uint32_t n_per_s = max_u32(HANDSHAKE_PACE_SIGNS * n_threads / cost, 1);
+    const uint32_t few = max_u32(HANDSHAKE_PACE_FEW / cost, 1);
     struct address site = address_site(a);
     uint64_t at = address_hash(&site, p->secret) % HANDSHAKE_PACE_ENTRIES;
     const uint32_t second = (uint32_t)(now_us / SECOND_US);
@@ -38,8 +41,7 @@ bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsi
     }
     uint32_t n_sites = p->n_sites > p->n_sites_last ? p->n_sites : p->n_sites_last;
     uint32_t equal = n_per_s / n_sites;
-    uint32_t share = equal > HANDSHAKE_PACE_FEW ? equal : HANDSHAKE_PACE_FEW;
-    if (p->n >= n_per_s && p->signs[at].n >= share)
+    if (p->n >= n_per_s && p->signs[at].n >= max_u32(equal, few))
         return false;
     p->signs[at].n++;
     p->n++;

@@ -21,7 +21,9 @@
 #define HANDSHAKE_PACE_ENTRIES 8192
 /* Per second, for each HTTP thread: a fifth of its time with RSA of 2,048 bits, at 2 ms each. */
 #define HANDSHAKE_PACE_SIGNS 100
-#define HANDSHAKE_PACE_FEW 8 // of an address, in any case: a browser opens six connections
+/* Of an address, in any case: a browser opens six connections. Of costly ones fewer, so that 64
+ * addresses cannot keep two threads busy. */
+#define HANDSHAKE_PACE_FEW 8
 
 struct handshake_pace { // zeroed at first, except for the secret
     int64_t next_us[HANDSHAKE_PACE_ENTRIES];
@@ -38,7 +40,8 @@ struct handshake_pace { // zeroed at first, except for the secret
  * Returns when it may begin, in us: now_us, or later. */
 int64_t handshake_pace(struct handshake_pace *p, const struct address *a, unsigned per_s,
                        int64_t now_us);
-/* A ClientHello of this address has arrived. Whether its handshake gets one of the n_per_s
- * signatures of this second. */
-bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsigned n_per_s,
-                         int64_t now_us);
+/* A ClientHello of this address has arrived. Whether its handshake gets one of this second's
+ * signatures. n_threads: HTTP threads. cost: the time of a signature, in those of RSA with 2,048
+ * bits. */
+bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsigned n_threads,
+                         unsigned cost, int64_t now_us);

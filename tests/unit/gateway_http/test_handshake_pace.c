@@ -70,8 +70,8 @@ static void other_addresses_do_not_wait(void **state)
 #define THREADS 2
 #define SIGNS (HANDSHAKE_PACE_SIGNS * THREADS)
 
-/* How many of n handshakes of 192.0.2.HOST get a signature. */
-static unsigned signs(unsigned host, unsigned n, int64_t now_us)
+/* How many of n handshakes of 192.0.2.HOST get a signature of this cost. */
+static unsigned costly_signs(unsigned host, unsigned n, unsigned cost, int64_t now_us)
 {
     char text[32];
     struct address a;
@@ -79,8 +79,13 @@ static unsigned signs(unsigned host, unsigned n, int64_t now_us)
     snprintf(text, sizeof(text), "192.0.2.%u", host);
     assert_true(address_parse(text, strlen(text), &a));
     for (unsigned i = 0; i < n; i++)
-        n_signed += handshake_pace_sign(&pace, &a, SIGNS, now_us);
+        n_signed += handshake_pace_sign(&pace, &a, THREADS, cost, now_us);
     return n_signed;
+}
+
+static unsigned signs(unsigned host, unsigned n, int64_t now_us)
+{
+    return costly_signs(host, n, 1, now_us);
 }
 
 static void an_address_alone_gets_all_signatures_of_a_second(void **state)
@@ -118,6 +123,19 @@ static void any_address_gets_a_few_signatures(void **state)
     assert_int_equal(signs(251, SIGNS, NOW), HANDSHAKE_PACE_FEW);
 }
 
+/* All addresses together get signatures for the same time, and each still gets one. */
+static void costly_signatures_are_fewer(void **state)
+{
+    enum { COST = 4 };
+    (void)state;
+    assert_int_equal(costly_signs(1, SIGNS, COST, NOW), SIGNS / COST);
+    for (unsigned host = 2; host < 60; host++)
+        costly_signs(host, 1, COST, NOW);
+    assert_int_equal(costly_signs(60, SIGNS, COST, NOW), HANDSHAKE_PACE_FEW / COST);
+    assert_int_equal(costly_signs(61, SIGNS, 10 * HANDSHAKE_PACE_FEW, NOW), 1);
+    assert_int_equal(costly_signs(1, SIGNS, SIGNS * 2, NOW + S), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -128,6 +146,7 @@ int main(void)
         cmocka_unit_test_setup(an_address_alone_gets_all_signatures_of_a_second, reset),
         cmocka_unit_test_setup(an_address_gets_its_share_of_signatures, reset),
         cmocka_unit_test_setup(any_address_gets_a_few_signatures, reset),
+        cmocka_unit_test_setup(costly_signatures_are_fewer, reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

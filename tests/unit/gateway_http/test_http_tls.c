@@ -1,6 +1,7 @@
 /* test_http_tls.c - the certificate of HTTPS: what GnuTLS accepts, and what a handshake gets. */
 #include <errno.h>
 #include <gnutls/abstract.h>
+#include <gnutls/crypto.h>
 #include <gnutls/gnutls.h>
 #include <gnutls/x509.h>
 #include <stdio.h>
@@ -302,6 +303,80 @@ static void data_after_a_new_key_is_not_waited_for(void **state)
     ends_done(&e);
 }
 
+static void a_client_of_the_process_reads_as_usual(void **state)
+{
+    (void)state;
+    struct ends e;
+    char got[100];
+    ends_init(&e, TLS_1_3);
+    assert_int_equal(shake_hands(&e, 100), 0);
+    assert_int_equal(gnutls_record_send(e.server, "more", 4), 4);
+    ssize_t n = gnutls_record_recv(e.client, got, sizeof(got));
+    if (n == GNUTLS_E_AGAIN) // a ticket came first
+        n = gnutls_record_recv(e.client, got, sizeof(got));
+    assert_int_equal(n, 4);
+    ends_done(&e);
+}
+
+static void put_u64(uint8_t *to, uint64_t x)
+{
+    for (int i = 7; i >= 0; i--, x >>= 8)
+        to[i] = (uint8_t)x;
+}
+
+static uint64_t u64_of(const uint8_t *from)
+{
+    uint64_t x = 0;
+    for (int i = 0; i < 8; i++)
+        x = x << 8 | from[i];
+    return x;
+}
+
+/* n records of TLS 1.2 without data (RFC 5246, section 6.2, and RFC 5288, section 3). GnuTLS sends
+ * none, so they are written here, with its key and after its last record. */
+static void send_empty_records(struct ends *e, unsigned n)
+{
+    enum { HEAD = 5, NONCE = 8, TAG = 16, DATA_TYPE = 23 };
+    static const uint8_t head[HEAD] = {DATA_TYPE, 3, 3, 0, NONCE + TAG};
+    gnutls_datum_t iv, key;
+    uint8_t seq[8], record[HEAD + NONCE + TAG], nonce[12], about[13] = {0};
+    size_t tag_bytes = TAG;
+    gnutls_aead_cipher_hd_t cipher;
+    assert_int_equal(gnutls_record_get_state(e->client, 0, NULL, &iv, &key, seq), 0);
+    assert_int_equal(iv.size, sizeof(nonce) - NONCE);
+    assert_int_equal(gnutls_aead_cipher_init(&cipher, gnutls_cipher_get(e->client), &key), 0);
+    memcpy(about + 8, head, 3); // of a record with 0 bytes
+    memcpy(nonce, iv.data, iv.size);
+    memcpy(record, head, HEAD);
+    for (unsigned i = 0; i < n; i++) {
+        memcpy(about, seq, sizeof(seq));
+        memcpy(nonce + iv.size, seq, NONCE);
+        memcpy(record + HEAD, seq, NONCE);
+        assert_int_equal(gnutls_aead_cipher_encrypt(cipher, nonce, sizeof(nonce), about,
+                                                    sizeof(about), TAG, "", 0,
+                                                    record + HEAD + NONCE, &tag_bytes),
+                         0);
+        assert_int_equal(send(e->fds[1], record, sizeof(record), 0), sizeof(record));
+        put_u64(seq, u64_of(seq) + 1);
+    }
+    gnutls_aead_cipher_deinit(cipher);
+    assert_int_equal(gnutls_record_set_state(e->client, 0, seq), 0);
+}
+
+/* GnuTLS would read them all in one call. */
+static void empty_records_of_tls_1_2_leave_turns_to_others(void **state)
+{
+    enum { N = 100 };
+    (void)state;
+    struct ends e;
+    ends_init(&e, TLS_1_2 ":-CIPHER-ALL:+AES-128-GCM");
+    assert_int_equal(shake_hands(&e, 100), 0);
+    send_empty_records(&e, N);
+    assert_int_equal(gnutls_record_send(e.client, "more", 4), 4);
+    assert_in_range(n_interrupted(&e, 4), 2 * N / HTTP_TLS_READS_MAX, N);
+    ends_done(&e);
+}
+
 static void empty_records_leave_turns_to_others(void **state)
 {
     enum { N = 100 };
@@ -354,7 +429,9 @@ int main(void)
         cmocka_unit_test(a_handshake_has_few_bytes),
         cmocka_unit_test(the_first_record_may_come_in_pieces),
         cmocka_unit_test(data_after_a_new_key_is_not_waited_for),
+        cmocka_unit_test(a_client_of_the_process_reads_as_usual),
         cmocka_unit_test(empty_records_leave_turns_to_others),
+        cmocka_unit_test(empty_records_of_tls_1_2_leave_turns_to_others),
         cmocka_unit_test(records_without_data_have_few_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -681,6 +681,19 @@ static void what_clients_hold_ends_before_what_is_on_its_way(void **state)
     assert_false(rpc_peers_any_banned(peers, now_us)); // it had less than a quarter
 }
 
+/* A gateway of another user, with large prompts, and new clients. */
+static void a_settled_connection_ends_after_new_ones(void **state)
+{
+    enum { N = 4, SENT = MAX_BYTES / 2, LESS = MAX_BYTES / 5 };
+    (void)state;
+    rpc_peers_free(peers);
+    peers = rpc_peers_new(N, MAX_BYTES);
+    for (unsigned i = 0; i < 40; i++, now_us += S / 10)
+        assert_int_equal(scan_clients(1, 1, (uint64_t[]){0}), 0);
+    assert_int_equal(scan_clients(N, 1, (uint64_t[]){SENT, LESS, LESS + 1000, LESS}), 1);
+    assert_int_equal(take_at("ipv4:192.0.2.2:1"), RPC_PEERS_BYTES);
+}
+
 static void of_too_many_connections_those_without_calls_end(void **state)
 {
     (void)state;
@@ -1098,6 +1111,7 @@ int main(void)
         TEST(a_settled_connection_may_reset_calls),
         TEST(the_client_with_most_bytes_gives_way),
         TEST(what_clients_hold_ends_before_what_is_on_its_way),
+        TEST(a_settled_connection_ends_after_new_ones),
         TEST(a_client_has_few_connections),
         TEST(a_crowd_of_its_address_does_not_end_a_gateway),
         TEST(few_connections_of_a_client_are_settled),

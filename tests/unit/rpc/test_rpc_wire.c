@@ -1,5 +1,6 @@
 /* test_rpc_wire.c - connections whose peer sends endless headers end, on both sides. */
 #include <errno.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -376,6 +377,29 @@ static void other_bytes_pass(void **state)
     assert_int_equal(errno, EBADF);
 }
 
+static void a_socket_without_a_peer_passes_nothing(void **state)
+{
+    (void)state;
+    char text[] = "x", got[8];
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct iovec part = {got, sizeof(got)};
+    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &(socklen_t){sizeof(a)}), 0);
+    assert_int_equal(sendto(fd, text, 1, 0, (struct sockaddr *)&a, sizeof(a)), 1);
+    assert_int_equal(recvmsg(fd, &m, 0), 0); // of a byte that was sent
+    close(fd);
+}
+
+static void what_is_no_socket_has_no_bytes(void **state)
+{
+    (void)state;
+    assert_int_equal(rpc_wire_received(-1), 0);
+    assert_int_equal(rpc_wire_received(STDERR_FILENO), 0);
+    rpc_wire_settled(-1, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -389,6 +413,8 @@ int main(void)
         RPC_RIG_TEST(a_server_with_an_endless_header_loses_its_client),
         RPC_RIG_TEST(an_answer_without_a_status_is_an_error),
         cmocka_unit_test(other_bytes_pass),
+        cmocka_unit_test(a_socket_without_a_peer_passes_nothing),
+        cmocka_unit_test(what_is_no_socket_has_no_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
