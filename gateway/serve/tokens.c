@@ -18,7 +18,10 @@ struct tokens {
     struct gateway *g;
     struct http_request *http;
     const struct way *way;
-    struct reader_job job; // for a large body, later for a large answer
+    struct openai_request q;
+    const struct upstream_model *model; // of the verifier
+    uint32_t tried;                     // bit i: upstream_at() i was lost, or is asked now
+    struct reader_job job;              // for a large body, later for a large answer
     ProtobufCMessage *reply;
 };
 
@@ -26,7 +29,7 @@ struct tokens {
 struct way {
     int (*parse)(const char *body, size_t len, const struct openai_memory *memory,
                  struct openai_request *ret, struct openai_fault *ret_fault);
-    void (*send)(struct tokens *x, struct verifier *v, const struct openai_request *q);
+    void (*send)(struct tokens *x, struct verifier *v);
     void (*write)(const ProtobufCMessage *reply, struct buf *to); // the body of the answer
 };
 
@@ -35,6 +38,8 @@ static void tokens_free(struct tokens *x)
 {
     if (x->reply)
         protobuf_c_message_free_unpacked(x->reply, NULL);
+    openai_request_done(&x->q);
+    upstream_model_unref(x->model);
     http_unref(x->http);
     free(x);
 }
@@ -42,48 +47,43 @@ static void tokens_free(struct tokens *x)
 /* ---- request ---- */
 
 /* Reads the body and takes a verifier. false: the request was answered with an error. */
-static bool take_request(struct tokens *x, struct openai_request *ret,
-                         struct verifier **ret_verifier)
+static bool take_request(struct tokens *x, struct verifier **ret)
 {
     struct http_request *r = x->http;
+    struct openai_request *q = &x->q;
     struct openai_fault fault;
-    const struct upstream_model *model;
     size_t len;
     const char *body = http_body(r, &len);
     const struct openai_memory memory = answer_memory(r);
-    int rc = x->way->parse(body, len, &memory, ret, &fault);
+    int rc = x->way->parse(body, len, &memory, q, &fault);
     http_free_body(r);
-    http_charge(r, len); // less than while it was parsed
-    if (rc == 0 && ((rc = auth_bind_model(http_attached(r), ret, &fault)) < 0 ||
-                    (rc = auth_bind_flow(http_attached(r), http_payer(r), ret, &fault)) < 0))
-        openai_request_done(ret);
-    if (rc < 0) {
+    http_charge(r, openai_request_bytes(q)); // less than while it was parsed
+    if (rc < 0 || (rc = auth_bind_model(http_attached(r), q, &fault)) < 0 ||
+        (rc = auth_bind_flow(http_attached(r), http_payer(r), q, &fault)) < 0) {
         answer_fault(r, &fault);
         return false;
     }
-    rc = upstream_take(x->g->upstream, &(struct upstream_want){.model = ret->model}, ret_verifier,
-                       &model);
-    if (rc < 0) {
+    rc = upstream_take(x->g->upstream, &(struct upstream_want){.model = q->model}, ret, &x->model);
+    if (rc < 0)
         answer_error(r, rc == -ENOENT ? 404 : 503, fail_text(), rc == -ENOENT ? "model" : "");
-        openai_request_done(ret);
-        return false;
-    }
-    upstream_model_unref(model);
-    return true;
+    return rc == 0;
 }
 
 /* The way's send() passes x to on_reply(). */
+static void ask(struct tokens *x, struct verifier *v)
+{
+    x->tried |= UINT32_C(1) << upstream_index(v);
+    x->way->send(x, v);
+    upstream_release(v);
+}
+
 static void read_body(struct tokens *x)
 {
-    struct openai_request q;
     struct verifier *v;
-    if (!take_request(x, &q, &v)) {
+    if (take_request(x, &v))
+        ask(x, v);
+    else
         tokens_free(x);
-        return;
-    }
-    x->way->send(x, v, &q);
-    upstream_release(v);
-    openai_request_done(&q);
 }
 
 static void read_large(void *user, bool stops)
@@ -135,9 +135,24 @@ static void write_large(void *user, bool stops)
     write_answer(user);
 }
 
+/* Asks another verifier of the same model. */
+static bool ask_another(struct tokens *x)
+{
+    struct verifier *v;
+    const struct upstream_model *model;
+    const struct upstream_want want = {.model = x->q.model, .like = x->model, .except = x->tried};
+    if (upstream_take(x->g->upstream, &want, &v, &model) < 0)
+        return false;
+    upstream_model_unref(model);
+    ask(x, v);
+    return true;
+}
+
 static void refuse_request(struct tokens *x, const struct rpc_status *status)
 {
     bool lost = status->code == RPC_UNAVAILABLE;
+    if (lost && ask_another(x))
+        return;
     if (lost)
         log_warn("request lost id=%s: %s", http_id(x->http), status->text);
     answer_error(x->http, answer_status_of(status->code), lost ? UPSTREAM_UNREACHED : status->text,
@@ -164,8 +179,9 @@ static void on_reply(void *user, const struct rpc_status *status, ProtobufCMessa
 
 /* ---- /tokenize ---- */
 
-static void send_text(struct tokens *x, struct verifier *v, const struct openai_request *q)
+static void send_text(struct tokens *x, struct verifier *v)
 {
+    const struct openai_request *q = &x->q;
     Tandem__V1__TokenizeRequest m = TANDEM__V1__TOKENIZE_REQUEST__INIT;
     m.text = rpc_data(q->prompts->text, q->prompts->len);
     m.parse_special = true;
@@ -204,8 +220,9 @@ void tokens_encode(struct gateway *g, struct http_request *r)
 
 /* ---- /detokenize ---- */
 
-static void send_ids(struct tokens *x, struct verifier *v, const struct openai_request *q)
+static void send_ids(struct tokens *x, struct verifier *v)
 {
+    const struct openai_request *q = &x->q;
     Tandem__V1__DetokenizeRequest m = TANDEM__V1__DETOKENIZE_REQUEST__INIT;
     m.ids = q->prompts->ids;
     m.n_ids = q->prompts->n_ids;

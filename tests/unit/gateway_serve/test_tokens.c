@@ -17,7 +17,7 @@
 /* ---- fakes ---- */
 
 static struct {
-    unsigned n;
+    unsigned n, verifier;
     char path[64];
     bool parse_special, add_bos, render_special;
     char text[64], flow[80];
@@ -34,7 +34,7 @@ void __wrap_upstream_unary(struct verifier *v, const char *path, int64_t timeout
                            const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
                            unary_calls_done *done, void *user)
 {
-    assert_int_equal(upstream_index(v), 0);
+    asked.verifier = upstream_index(v);
     assert_int_equal(timeout_us, 10000000);
     asked.n++;
     asked.done = done;
@@ -231,6 +231,40 @@ static void errors_have_their_status(void **state)
     assert_null(memmem(r->out.data, r->out.len, "socket", 6));
 }
 
+/* Each of the same model is asked once. The third one serves another model, whose ids differ. */
+static void a_lost_request_is_asked_of_other_verifiers(void **state)
+{
+    (void)state;
+    const struct rpc_status lost = {RPC_UNAVAILABLE, "gone"};
+    struct Tandem__V1__ModelInfo other = info;
+    other.name = rpc_text("other");
+    static struct upstream_model others = {0};
+    others.info = &other;
+    for (unsigned i = 1; i < 3; i++)
+        u.verifiers[i] = (struct verifier){.u = &u,
+                                           .target = (char *)"unix:/b",
+                                           .state = UPSTREAM_READY,
+                                           .model = i == 1 ? &snapshot.model : &others};
+    u.n = 3;
+    for (int all = 0; all < 2; all++) {
+        asked.n = 0;
+        encode(all ? "{\"prompt\":\"x\"}" : "{\"prompt\":\"x\",\"model\":\"m\"}");
+        assert_int_equal(asked.verifier, 0);
+        asked.done(asked.user, &lost, NULL);
+        assert_int_equal(asked.verifier, 1);
+        assert_string_equal(asked.text, "x");
+        assert_int_equal(r->answer, NONE);
+        asked.done(asked.user, &lost, NULL);
+        is(503, UPSTREAM_UNREACHED);
+        assert_int_equal(asked.n, 2);
+    }
+    decode("{\"tokens\":[3,4]}");
+    asked.done(asked.user, &lost, NULL);
+    assert_int_equal(asked.ids[1], 4);
+    asked.done(asked.user, &(struct rpc_status){RPC_INVALID_ARGUMENT, "as you asked"}, NULL);
+    is(400, "as you asked");
+}
+
 /* Ids and their JSON take 8 times the reply; more than half of the memory is refused. */
 static void an_answer_must_find_memory(void **state)
 {
@@ -361,6 +395,7 @@ int main(void)
         CASE(ids_become_text),
         CASE(calls_have_the_flow_of_their_key),
         CASE(errors_have_their_status),
+        CASE(a_lost_request_is_asked_of_other_verifiers),
         CASE(an_answer_must_find_memory),
         CASE(a_request_without_memory_is_500),
         LARGE_CASE(a_large_body_is_read_by_the_reader),
