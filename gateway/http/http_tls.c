@@ -76,14 +76,19 @@ static int parse(const struct cert_text *t, gnutls_pcert_st **ret_chain, unsigne
     return 0;
 }
 
-/* The time of a signature, in those of RSA with 2,048 bits. Elliptic curves are faster. */
-static unsigned cost_of(gnutls_privkey_t key)
+/* 0: of another algorithm. */
+static unsigned rsa_bits_of(gnutls_privkey_t key)
 {
     unsigned bits = 0;
     int algorithm = gnutls_privkey_get_pk_algorithm(key, &bits);
-    bool is_rsa = algorithm == GNUTLS_PK_RSA || algorithm == GNUTLS_PK_RSA_PSS;
-    return is_rsa && bits > RSA_BITS
-               ? (bits * bits + RSA_BITS * RSA_BITS - 1) / (RSA_BITS * RSA_BITS)
+    return algorithm == GNUTLS_PK_RSA || algorithm == GNUTLS_PK_RSA_PSS ? bits : 0;
+}
+
+/* The time of a signature, in those of RSA with 2,048 bits. Elliptic curves are faster. */
+static unsigned cost_of(unsigned rsa_bits)
+{
+    return rsa_bits > RSA_BITS
+               ? (rsa_bits * rsa_bits + RSA_BITS * RSA_BITS - 1) / (RSA_BITS * RSA_BITS)
                : 1;
 }
 
@@ -95,9 +100,15 @@ int http_tls_check(const struct cert_text *t)
     int rc = parse(t, &chain, &n, &key);
     if (rc < 0)
         return fail(-EINVAL, "tls_cert and tls_key: not usable for HTTPS: %s", gnutls_strerror(rc));
-    atomic_store(&key_cost, cost_of(key));
+    unsigned rsa_bits = rsa_bits_of(key);
     chain_free(chain, n);
     gnutls_privkey_deinit(key);
+    if (rsa_bits > HTTP_TLS_RSA_MAX)
+        return fail(-EINVAL,
+                    "tls_key: an RSA key of %u bits makes handshakes too slow, at most %u are "
+                    "possible; an ECDSA key is faster",
+                    rsa_bits, HTTP_TLS_RSA_MAX);
+    atomic_store(&key_cost, cost_of(rsa_bits));
     return 0;
 }
 

@@ -7,7 +7,9 @@
 #include <stdbool.h>
 #include "base/cert.h"
 
-/* A check for cert.h. -EINVAL: GnuTLS does not accept this certificate and key. Any thread. */
+/* A check for cert.h. -EINVAL: GnuTLS does not accept this certificate and key, or the RSA key is
+ * too large. One of 8,192 bits takes 45 ms for a handshake. Any thread. */
+#define HTTP_TLS_RSA_MAX 4096
 int http_tls_check(const struct cert_text *t);
 /* Before the server starts. files: used until the server has stopped. may_sign(user, c, cost):
  * whether the handshake of this connection proceeds; c is libmicrohttpd's. cost: the time of a

@@ -168,6 +168,19 @@ class Https(Folder):
             return b"Cipher is TLS_" in done.stdout
         self.assertEqual([g for g in ["X25519", "P-256", "ffdhe2048", "ffdhe8192"] if shakes_hands(g)], ["X25519", "P-256"])
 
+    def test_a_session_key_is_not_encrypted_by_the_certificates_key(self):
+        """Else a thief of the key can read what was recorded before."""
+        cert, key = self.path("rsa.pem"), self.path("rsa.key")
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", key, "-out", cert],
+                       check=True, capture_output=True)
+        gateway = self.service("gateway", "--listen", "127.0.0.1:0", "--verifiers", "unix:" + self.path("none.sock"), "--tls-cert", cert, "--tls-key", key)
+        port = gateway.wait(r"listening on 127.0.0.1:(\d+)").group(1)
+        def shakes_hands(cipher):
+            done = subprocess.run(["openssl", "s_client", "-connect", "127.0.0.1:" + port, "-tls1_2", "-cipher", cipher, "-CAfile", cert],
+                                  input=b"", capture_output=True, timeout=LIMIT_S, check=False)
+            return b"Cipher is " + cipher.encode() in done.stdout
+        self.assertEqual([c for c in ["ECDHE-RSA-AES128-GCM-SHA256", "AES128-GCM-SHA256", "AES256-SHA"] if shakes_hands(c)], ["ECDHE-RSA-AES128-GCM-SHA256"])
+
     def test_plain_http_gets_no_answer(self):
         with socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT_S) as s:
             s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")

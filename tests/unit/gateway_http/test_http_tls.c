@@ -76,6 +76,17 @@ static void what_gnutls_cannot_read_is_refused(void **state)
     }
 }
 
+static void large_rsa_keys_are_refused(void **state)
+{
+    (void)state;
+    struct pair p = pair_with("a.example", GNUTLS_PK_RSA, HTTP_TLS_RSA_MAX),
+                q = pair_with("a.example", GNUTLS_PK_RSA, HTTP_TLS_RSA_MAX + 8);
+    assert_int_equal(checks(p.cert, p.key), 0);
+    assert_int_equal(checks(q.cert, q.key), -EINVAL);
+    assert_string_equal(fail_text(), "tls_key: an RSA key of 4104 bits makes handshakes too slow, "
+                                     "at most 4096 are possible; an ECDSA key is faster");
+}
+
 static void write_file(const char *path, const char *text)
 {
     FILE *f = fopen(path, "w");
@@ -425,6 +436,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_gnutls_cannot_read_is_refused),
+        cmocka_unit_test(large_rsa_keys_are_refused),
         cmocka_unit_test(a_handshake_gets_the_chain_and_the_key),
         cmocka_unit_test(a_handshake_has_few_bytes),
         cmocka_unit_test(the_first_record_may_come_in_pieces),
