@@ -279,9 +279,10 @@ static void mark_begun(struct upstream_call *a, const Tandem__V1__Started *s)
         leave(TAKE(a->next));
 }
 
-static bool is_possible_prompt(const struct upstream_call *a, const Tandem__V1__Started *s)
+static bool is_possible(const struct upstream_call *a, const Tandem__V1__Started *s)
 {
-    return s->prompt_tokens <= rpc_msg_len(a->request) + UPSTREAM_CALL_ADDED_MAX &&
+    return s->max_tokens <= a->max_tokens &&
+           s->prompt_tokens <= rpc_msg_len(a->request) + UPSTREAM_CALL_ADDED_MAX &&
            s->cached_tokens <= s->prompt_tokens;
 }
 
@@ -290,7 +291,7 @@ static bool take_started(struct upstream_leg *leg, const Tandem__V1__GenerateEve
     struct upstream_call *a = leg->a;
     struct committed_choice *c = &a->committed.choices[e->choice];
     leg->begun = true;
-    if (++leg->n_started > a->committed.n || !is_possible_prompt(a, e->started))
+    if (++leg->n_started > a->committed.n || !is_possible(a, e->started))
         return false;
     if (!a->begun)
         mark_begun(a, e->started);

@@ -170,14 +170,15 @@ static void send_event(unsigned i, Tandem__V1__GenerateEvent *e)
     send(i, rpc_pack(&e->base));
 }
 
-static void start_with(unsigned i, uint32_t prompt_tokens, uint32_t cached_tokens)
+static void start_with(unsigned i, uint32_t prompt_tokens, uint32_t cached_tokens,
+                       uint32_t max_tokens)
 {
     Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
     Tandem__V1__Started s = TANDEM__V1__STARTED__INIT;
     s.prompt_tokens = prompt_tokens;
     s.cached_tokens = cached_tokens;
     s.seed = 11;
-    s.max_tokens = LIMIT;
+    s.max_tokens = max_tokens;
     e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_STARTED;
     e.started = &s;
     send_event(i, &e);
@@ -185,7 +186,7 @@ static void start_with(unsigned i, uint32_t prompt_tokens, uint32_t cached_token
 
 static void start(unsigned i)
 {
-    start_with(i, 1, 0);
+    start_with(i, 1, 0, LIMIT);
 }
 
 static void commit(unsigned i, uint32_t id)
@@ -454,15 +455,28 @@ static void a_verifier_with_an_impossible_prompt_is_left(void **state)
     (void)state;
     size_t most = rpc_msg_len(played.call.request) + UPSTREAM_CALL_ADDED_MAX;
     begin(UPSTREAM_READY);
-    start_with(0, (uint32_t)most + 1, 0);
+    start_with(0, (uint32_t)most + 1, 0, LIMIT);
     assert_false(runs(0));
-    start_with(1, 5, 6);
+    start_with(1, 5, 6, LIMIT);
     assert_false(runs(1));
     assert_int_equal(played.n_events, 0);
-    start_with(2, (uint32_t)most, (uint32_t)most);
+    start_with(2, (uint32_t)most, (uint32_t)most, LIMIT);
     assert_int_equal(played.n_events, 1);
     send_finished(2);
     end(2, RPC_OK);
+    has_ended(RPC_OK);
+}
+
+/* Another verifier would refuse to continue the answer with such a limit. */
+static void a_verifier_with_an_impossible_limit_is_left(void **state)
+{
+    (void)state;
+    begin(UPSTREAM_READY);
+    start_with(0, 1, 0, MOST + 1);
+    assert_false(runs(0));
+    start_with(1, 1, 0, MOST);
+    send_finished(1);
+    end(1, RPC_OK);
     has_ended(RPC_OK);
 }
 
@@ -1029,6 +1043,7 @@ int main(void)
         TEST(an_answer_leaves_a_verifier_whose_token_does_not_exist),
         TEST(a_verifier_that_sends_too_many_tokens_is_left),
         TEST(a_verifier_with_an_impossible_prompt_is_left),
+        TEST(a_verifier_with_an_impossible_limit_is_left),
         TEST(a_continuation_leaves_a_second_verifier_that_is_silent),
         TEST(a_verifier_that_cannot_continue_an_answer_is_asked_once),
         TEST(other_errors_of_a_verifier_are_no_reason_to_ask_it_no_more),
