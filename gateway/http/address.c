@@ -96,11 +96,13 @@ bool address_equal(const struct address *a, const struct address *b)
     return a->is_ip == b->is_ip && memcmp(a->ip, b->ip, sizeof(a->ip)) == 0;
 }
 
+#define SITE_BYTES 7 // a /56 network
+
 struct address address_site(const struct address *a)
 {
     struct address site = *a;
     if (a->is_ip && !is_v4(a))
-        memset(site.ip + 8, 0, 8);
+        memset(site.ip + SITE_BYTES, 0, sizeof(site.ip) - SITE_BYTES);
     return site;
 }
 

@@ -26,7 +26,8 @@ bool address_parse(const char *text, size_t len, struct address *ret);
 /* "192.0.2.1", "2001:db8::1", "unix". */
 void address_text(const struct address *a, char ret[ADDRESS_TEXT_MAX]);
 bool address_equal(const struct address *a, const struct address *b);
-/* What limits count as one client: the address; of IPv6 the /64 network, which one host may own. */
+/* What limits count as one client: the address; of IPv6 the /56 network, which one household may
+ * have (RIPE-690, section 4.2). */
 struct address address_site(const struct address *a);
 /* For tables. secret: a random number that clients do not know. */
 uint64_t address_hash(const struct address *a, uint64_t secret);

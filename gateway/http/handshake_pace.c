@@ -29,6 +29,7 @@ bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsi
                          unsigned cost, int64_t now_us)
 {
     const uint32_t n_per_s = max_u32(HANDSHAKE_PACE_SIGNS * n_threads / cost, 1);
+    const uint32_t most = max_u32(HANDSHAKE_PACE_MOST * n_threads / cost, 1);
     const uint32_t few = max_u32(HANDSHAKE_PACE_FEW / cost, 1);
     struct address site = address_site(a);
     uint64_t at = address_hash(&site, p->secret) % HANDSHAKE_PACE_ENTRIES;
@@ -41,7 +42,7 @@ bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsi
     }
     uint32_t n_sites = p->n_sites > p->n_sites_last ? p->n_sites : p->n_sites_last;
     uint32_t equal = n_per_s / n_sites;
-    if (p->n >= n_per_s && p->signs[at].n >= max_u32(equal, few))
+    if (p->n >= most || (p->n >= n_per_s && p->signs[at].n >= max_u32(equal, few)))
         return false;
     p->signs[at].n++;
     p->n++;

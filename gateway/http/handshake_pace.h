@@ -7,8 +7,8 @@
  *
  * Several addresses together, or a client that connects long before it sends its ClientHello, could
  * still keep the HTTP threads busy. So each second has a number of signatures. When they are used
- * up, an address gets one only while it has had less than its equal share of them. The first rule
- * is the generic cell rate algorithm (ITU-T I.371).
+ * up, an address gets one only while it has had less than its equal share of them, or very few. The
+ * sum has a limit, too. The first rule is the generic cell rate algorithm (ITU-T I.371).
  *
  * The table has a fixed size. Addresses that meet in one entry share its rates.
  *
@@ -21,6 +21,7 @@
 #define HANDSHAKE_PACE_ENTRIES 8192
 /* Per second, for each HTTP thread: a fifth of its time with RSA of 2,048 bits, at 2 ms each. */
 #define HANDSHAKE_PACE_SIGNS 100
+#define HANDSHAKE_PACE_MOST 250 // of many addresses: half of its time
 /* Of an address, in any case: a browser opens six connections. Of costly ones fewer, so that 64
  * addresses cannot keep two threads busy. */
 #define HANDSHAKE_PACE_FEW 8
