@@ -416,7 +416,7 @@ static void a_proposer_that_does_not_read_is_excluded(void **state)
     AUTO(liar_stop) struct liar *l = liar_start(paths[0], LIE_DEAF, DRAFTS_CLIENT_VOCAB);
     AUTO(drafts_client_free) struct drafts_client *a = client_of(1);
     assert_true(drafts_client_wait_usable(a, 0, true));
-    int64_t until = clock_us() + 10000000;
+    int64_t until = clock_us() + MUST_US;
     unsigned right;
     for (uint64_t seq = 1; drafts_client_usable(a, 0); seq++) {
         assert_true(clock_us() < until);
