@@ -119,9 +119,9 @@ static void an_ipv6_client_is_known_by_its_network(void **state)
         a.ip[15] = (uint8_t)i;
         assert_int_equal(bad_keys_note(b, &a, S), 0);
     }
-    a.ip[9] = 9;
+    a.ip[7] = 9;
     assert_int_equal(bad_keys_note(b, &a, S), 1);
-    a.ip[7] = 9; // another network
+    a.ip[6] = 9; // another network
     assert_int_equal(bad_keys_note(b, &a, S), 0);
 }
 
