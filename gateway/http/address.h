@@ -27,7 +27,7 @@ bool address_parse(const char *text, size_t len, struct address *ret);
 void address_text(const struct address *a, char ret[ADDRESS_TEXT_MAX]);
 bool address_equal(const struct address *a, const struct address *b);
 /* What limits count as one client: the address; of IPv6 the /56 network, which one household may
- * have (RIPE-690, section 4.2). */
+ * have (RIPE-690). */
 struct address address_site(const struct address *a);
 /* For tables. secret: a random number that clients do not know. */
 uint64_t address_hash(const struct address *a, uint64_t secret);

@@ -28,9 +28,9 @@ static void begin_second(struct handshake_pace *p, uint32_t second)
 bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsigned n_threads,
                          unsigned cost, int64_t now_us)
 {
-    const uint32_t n_per_s = max_u32(HANDSHAKE_PACE_SIGNS * n_threads / cost, 1);
-    const uint32_t most = max_u32(HANDSHAKE_PACE_MOST * n_threads / cost, 1);
-    const uint32_t few = max_u32(HANDSHAKE_PACE_FEW / cost, 1);
+    const uint32_t n_per_s = HANDSHAKE_PACE_SIGNS * n_threads / cost;
+    const uint32_t most = HANDSHAKE_PACE_MOST * n_threads / cost;
+    const uint32_t few = HANDSHAKE_PACE_FEW / cost;
     struct address site = address_site(a);
     uint64_t at = address_hash(&site, p->secret) % HANDSHAKE_PACE_ENTRIES;
     const uint32_t second = (uint32_t)(now_us / SECOND_US);

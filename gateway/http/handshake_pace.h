@@ -43,6 +43,6 @@ int64_t handshake_pace(struct handshake_pace *p, const struct address *a, unsign
                        int64_t now_us);
 /* A ClientHello of this address has arrived. Whether its handshake gets one of this second's
  * signatures. n_threads: HTTP threads. cost: the time of a signature, in those of RSA with 2,048
- * bits. */
+ * bits; 1 .. HANDSHAKE_PACE_FEW. */
 bool handshake_pace_sign(struct handshake_pace *p, const struct address *a, unsigned n_threads,
                          unsigned cost, int64_t now_us);

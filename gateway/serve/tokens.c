@@ -163,12 +163,15 @@ static void refuse_request(struct tokens *x, const struct rpc_status *status)
 static void on_reply(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
 {
     struct tokens *x = user;
-    size_t len = reply ? protobuf_c_message_get_packed_size(reply) : 0;
-    int rc = http_charge(x->http, len * ANSWER_RATIO);
-    x->reply = reply;
     if (status->code != RPC_OK) {
         refuse_request(x, status);
-    } else if (rc < 0) {
+        return;
+    }
+    size_t len = protobuf_c_message_get_packed_size(reply);
+    x->reply = reply;
+    openai_request_done(&x->q);
+    int rc = http_charge(x->http, len * ANSWER_RATIO);
+    if (rc < 0) {
         answer_error(x->http, answer_charge_status(rc), fail_text(), "");
         tokens_free(x);
     } else if (len <= READER_BYTES ||

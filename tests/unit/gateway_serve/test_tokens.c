@@ -254,6 +254,7 @@ static void a_lost_request_is_asked_of_other_verifiers(void **state)
         assert_int_equal(asked.verifier, 1);
         assert_string_equal(asked.text, "x");
         assert_int_equal(r->answer, NONE);
+        assert_true(request_memory_used(server.memory) > 0); // the request is kept
         asked.done(asked.user, &lost, NULL);
         is(503, UPSTREAM_UNREACHED);
         assert_int_equal(asked.n, 2);

@@ -304,6 +304,20 @@ static void await_end(const struct hostile *h)
     "\0\0\x01\x09\0\0\0\0\x01"                                                                     \
     "a"
 
+/* A stream of a new client has reached the server. */
+static struct rpc_stream *call_hostile(struct hostile *h, struct rpc_client **ret,
+                                       struct rpc_tally *t)
+{
+    assert_int_equal(rpc_client_new(h->target, NULL, ret), 0);
+    struct rpc_rig to = {.client = *ret};
+    struct rpc_stream *s = rpc_rig_open(&to, "/test/Chat", t);
+    h->fd = accept(h->listener, NULL, NULL);
+    assert_true(h->fd >= 0);
+    send_frames(h, SETTINGS, 9, 1);
+    await_call(h);
+    return s;
+}
+
 /* While the client of another server is served. */
 static void a_server_with_an_endless_header_loses_its_client(void **state)
 {
@@ -313,13 +327,7 @@ static void a_server_with_an_endless_header_loses_its_client(void **state)
     struct rpc_tally t;
     int before = ended();
     hostile_init(&h, r);
-    assert_int_equal(rpc_client_new(h.target, NULL, &c), 0);
-    struct rpc_rig to = {.client = c};
-    struct rpc_stream *s = rpc_rig_open(&to, "/test/Chat", &t);
-    h.fd = accept(h.listener, NULL, NULL);
-    assert_true(h.fd >= 0);
-    send_frames(&h, SETTINGS, 9, 1);
-    await_call(&h);
+    struct rpc_stream *s = call_hostile(&h, &c, &t);
     send_frames(&h, HEADERS, 17, 1);
     send_frames(&h, PART, 10, RPC_FRAMES_PARTS_MAX);
     assert_int_equal(rpc_rig_echo(r->client, NULL, 7).code, RPC_OK);
@@ -342,13 +350,7 @@ static void an_answer_without_a_status_is_an_error(void **state)
     struct rpc_client *c;
     struct rpc_tally t;
     hostile_init(&h, r);
-    assert_int_equal(rpc_client_new(h.target, NULL, &c), 0);
-    struct rpc_rig to = {.client = c};
-    struct rpc_stream *s = rpc_rig_open(&to, "/test/Chat", &t);
-    h.fd = accept(h.listener, NULL, NULL);
-    assert_true(h.fd >= 0);
-    send_frames(&h, SETTINGS, 9, 1);
-    await_call(&h);
+    struct rpc_stream *s = call_hostile(&h, &c, &t);
     send_frames(&h, nothing, 9, 1);
     rpc_rig_finish(s, &t, RPC_UNKNOWN);
     rpc_client_free(c);
