@@ -92,8 +92,9 @@ void unary_calls_make(struct unary_calls *s, struct rpc_client *client, const ch
     }
     *c = (struct call){.s = s, .type = reply, .done = done, .user = user};
     list_add(c);
+    struct rpc_msg *msg = rpc_pack(request); // done() may run as soon as there is a stream
     struct rpc_stream *stream = rpc_stream_new(client, path, &opt, &events, c);
-    rpc_stream_send(stream, rpc_pack(request));
+    rpc_stream_send(stream, msg);
     rpc_stream_close(stream);
     pthread_mutex_lock(&s->mu);
     c->stream = stream;

@@ -19,6 +19,7 @@ DEFINE_AUTO(struct unary_calls, unary_calls_free)
 /* Called once. reply: NULL unless the status is OK; the callee frees it with
  * protobuf_c_message_free_unpacked(). */
 typedef void unary_calls_done(void *user, const struct rpc_status *status, ProtobufCMessage *reply);
+/* done() may be called before this returns, and may free what the request points to. */
 void unary_calls_make(struct unary_calls *s, struct rpc_client *client, const char *path,
                       int64_t timeout_us, const ProtobufCMessage *request,
                       const ProtobufCMessageDescriptor *reply, unary_calls_done *done, void *user);
