@@ -12,7 +12,7 @@ struct gateway_options {
     struct conf_list verifiers, cors_origins, trusted_proxies;
     struct rpc_tls rpc_tls;
     struct conf_list tls_roles; // of verifiers
-    int64_t http_threads, max_connections, max_connections_per_ip, max_tls_handshakes_per_ip;
+    int64_t http_threads, max_connections, max_connections_per_ip;
     int64_t max_body_kib, max_bodies_mib, max_header_bytes, max_unread_kib;
     double reader_timeout, request_timeout, idle_timeout, keepalive_interval, load_wait, queue_wait,
         stall_timeout, resume_wait, drain_timeout;

@@ -162,7 +162,6 @@ static int start_http(const struct gateway_options *o, int fd)
     struct http_options h = {.n_threads = (unsigned)o->http_threads,
                              .max_connections = (unsigned)o->max_connections,
                              .max_per_ip = (unsigned)o->max_connections_per_ip,
-                             .max_handshakes = (unsigned)o->max_tls_handshakes_per_ip,
                              .trusted = proxies,
                              .n_trusted = o->trusted_proxies.n,
                              .max_body = (size_t)o->max_body_kib << 10,

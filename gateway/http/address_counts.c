@@ -20,6 +20,7 @@ struct address_count *address_counts_take(struct address_counts *t, const struct
         c->site = site;
         c->next = *slot;
         *slot = c;
+        t->n++;
     }
     c->n_refs++;
     return c;
@@ -33,5 +34,6 @@ void address_counts_drop(struct address_counts *t, struct address_count *c)
     while (*at != c)
         at = &(*at)->next;
     *at = c->next;
+    t->n--;
     free(c);
 }

@@ -17,6 +17,7 @@ struct address_count {
 
 struct address_counts { // zeroed at first; empty again after the last drop
     struct address_count *slots[ADDRESS_COUNTS_SLOTS];
+    unsigned n;      // of them in all slots
     uint64_t secret; // random: clients must not choose addresses that meet in one slot
 };
 

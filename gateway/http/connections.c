@@ -22,7 +22,8 @@
 #include "base/thread.h"
 #include "gateway/http/address_counts.h"
 #include "gateway/http/connections.h"
-#include "gateway/http/handshake_pace.h"
+#include "gateway/http/handshakes.h"
+#include "gateway/http/http_tls.h"
 #include "gateway/http/http_watch.h"
 #include "gateway/openai/openai_error.h"
 
@@ -34,6 +35,9 @@
 #define OTHER_FDS 64       // descriptors for all but connections
 #define END_AGAIN_US 10000 // shut down again: an accepted connection may be added late
 #define TAKE_MAX 64        // connections accepted before other events are handled
+/* Per second: new connections of addresses with many that end another one. A place is searched for
+ * among all connections, and what libmicrohttpd does for one takes 0.1 ms. */
+#define DISPLACE_MAX 200
 /* After this time without work on its answer, a request may lose its place to an address with fewer
  * connections. A verifier that hangs would otherwise hold the places of all who ask it. */
 #define UNBEGUN_US 2000000
@@ -46,8 +50,8 @@ struct connection {
     bool is_proxied;             // the peer is a trusted proxy
     struct address_count *count; // of the peer, or of a proxy's client; NULL: none
     enum http_reserve reserve;
-    bool ending;    // shut down to free a place; no longer counted
-    int64_t due_us; // it waits until then for its TLS handshake; 0: it does not wait
+    bool ending; // shut down to free a place; no longer counted
+    bool shakes; // its TLS handshake is not complete
     enum connection_phase phase;
     int64_t since_us; // start of the phase
     bool used;        // has had a request
@@ -79,10 +83,11 @@ struct connections {
     unsigned n_active, n_open;     // n_open: accepted ones included
     unsigned n_reserved, n_ending; // parts of n_open
     struct address_counts counts;
-    struct handshake_pace pace;
+    int64_t displace_us; // from when on an address with many may displace another connection
 
-    struct metric *refused, *refused_handshakes;
-    struct log_pace refusals, handshake_refusals;
+    struct handshakes *handshakes; // NULL: no TLS
+    struct metric *refused;
+    struct log_pace refusals;
 };
 
 /* ---- open connections ---- */
@@ -114,14 +119,6 @@ static void remove_connection(struct connections *s, struct connection *k)
     if ((size_t)k->fd < s->n_by_fd)
         s->by_fd[k->fd] = NULL;
     free(k);
-}
-
-/* With the lock. Closes a connection that waits for its handshake. */
-static void close_waiting(struct connections *s, struct connection *k)
-{
-    int fd = k->fd;
-    remove_connection(s, k);
-    close(fd);
 }
 
 /* Identifies the socket that a descriptor refers to; 0: the descriptor is closed. */
@@ -274,13 +271,13 @@ void connections_abandon(struct connections *s)
 void connections_end(struct connections *s, int64_t timeout_us)
 {
     int64_t until_us = clock_us() + timeout_us;
+    if (s->handshakes)
+        handshakes_stop(s->handshakes);
     pthread_mutex_lock(&s->mu);
     while (s->n_open && clock_us() < until_us) {
         for (struct connection *k = s->all, *next; k; k = next) {
             next = k->next;
-            if (k->due_us)
-                close_waiting(s, k);
-            else if (was_never_opened(k))
+            if (was_never_opened(k))
                 remove_connection(s, k);
             else
                 shutdown(k->fd, SHUT_RDWR);
@@ -293,13 +290,21 @@ void connections_end(struct connections *s, int64_t timeout_us)
 
 /* ---- new connections ---- */
 
+/* The thread that reads from it closes it. */
+static void shut_down(const struct connection *k)
+{
+    shutdown(k->fd, SHUT_RDWR);
+    if (k->c)
+        http_watch_wake(k->c);
+}
+
 /* How gladly a connection is given up: greater is sooner; 0: never. */
 static int rank(const struct connection *k)
 {
-    if (k->ending || k->reserve || (!k->c && !k->due_us))
+    if (k->ending || k->reserve || (!k->c && !k->shakes))
         return 0;
-    if (k->due_us)
-        return 5;                         // nothing was done for it yet
+    if (k->shakes)
+        return 5;
     if (k->phase == CONNECTION_ANSWERING) // gives_way() decides
         return k->r ? 1 : 0;
     return k->phase == CONNECTION_IDLE && k->used ? 4 : !k->r ? 3 : 2; // a body is on its way
@@ -338,15 +343,25 @@ static bool free_place(struct connections *s, const struct connection *to, bool 
             found = k;
     if (!found)
         return false;
-    if (found->due_us) {
-        close_waiting(s, found);
-        return true;
-    }
     drop_count(s, found);
     found->ending = true;
     s->n_ending++;
-    shutdown(found->fd, SHUT_RDWR);
-    http_watch_wake(found->c);
+    shut_down(found);
+    return true;
+}
+
+/* With the lock. Whether k may end another connection. If its address has no more than an equal
+ * share, it always may. */
+static bool may_displace(struct connections *s, const struct connection *k, bool over_address)
+{
+    int64_t now_us = clock_us(), second_ago_us = now_us - 1000000;
+    bool has_many = k->count && k->count->n > s->o.max_connections / s->counts.n;
+    if (!over_address && !has_many)
+        return true;
+    if (s->displace_us > now_us)
+        return false;
+    s->displace_us =
+        (s->displace_us > second_ago_us ? s->displace_us : second_ago_us) + 1000000 / DISPLACE_MAX;
     return true;
 }
 
@@ -360,7 +375,11 @@ static bool admit_connection(struct connections *s, struct connection *k)
     }
     bool over_address = k->count && k->count->n > s->o.max_per_ip;
     bool over_all = s->n_open - s->n_ending - s->n_reserved > s->o.max_connections;
-    if ((!over_address && !over_all) || free_place(s, k, over_address))
+    if (!over_address && !over_all)
+        return true;
+    if (!may_displace(s, k, over_address))
+        return false;
+    if (free_place(s, k, over_address))
         return true;
     if (s->n_reserved == RESERVE || (k->count && k->count->n_reserved == RESERVE_OF_ADDRESS))
         return false;
@@ -378,56 +397,45 @@ static void count_refusal(struct connections *s)
     metrics_add(s->refused, 1);
     unsigned n = log_pace_due(&s->refusals, clock_us());
     if (n)
-        log_warn(
-            "connections refused n=%u: all places and the reserve are in use (max_connections, "
-            "max_connections_per_ip)",
-            n);
-}
-
-/* Whether the handshakes of this connection's address have limits. */
-static bool is_paced(const struct connections *s, const struct connection *k)
-{
-    return s->o.certs && s->o.max_handshakes && k->peer.is_ip && !k->is_proxied;
-}
-
-bool connections_may_sign(struct connections *s, const struct connection *k, unsigned cost)
-{
-    if (!k || !is_paced(s, k))
-        return true;
-    int64_t now_us = clock_us();
-    pthread_mutex_lock(&s->mu);
-    bool may = handshake_pace_sign(&s->pace, &k->peer, s->o.n_threads, cost, now_us);
-    pthread_mutex_unlock(&s->mu);
-    if (may)
-        return true;
-    metrics_add(s->refused_handshakes, 1);
-    unsigned n = log_pace_due(&s->handshake_refusals, now_us);
-    if (n)
-        log_warn("TLS handshakes refused n=%u: all addresses together begin too many "
-                 "(max_tls_handshakes_per_ip=0 removes the limit)",
+        log_warn("connections refused n=%u: all places are in use (max_connections, "
+                 "max_connections_per_ip)",
                  n);
-    return false;
 }
 
-/* With the lock. When libmicrohttpd may open the connection; 0: now. */
-static int64_t opening_us(struct connections *s, const struct connection *k)
-{
-    if (!is_paced(s, k))
-        return 0;
-    int64_t now_us = clock_us();
-    int64_t due_us = handshake_pace(&s->pace, &k->peer, s->o.max_handshakes, now_us);
-    return due_us > now_us ? due_us : 0;
-}
-
-/* With listen_mu. */
+/* With listen_mu. session: NULL without TLS. */
 static void pass_on(struct connections *s, struct connection *k, const struct sockaddr *a,
-                    socklen_t len)
+                    socklen_t len, struct http_tls_session *session)
 {
-    if (s->take(s->user, k->fd, a, len))
+    if (s->take(s->user, k->fd, a, len, session))
         return;
     pthread_mutex_lock(&s->mu);
     remove_connection(s, k);
     pthread_mutex_unlock(&s->mu);
+}
+
+/* Also when the socket no longer listens: it was accepted. */
+static void on_handshake(void *user, void *client, struct http_tls_session *session)
+{
+    struct connections *s = user;
+    struct connection *k = client;
+    struct sockaddr_storage a = {0}; // no longer known if the client has hung up
+    socklen_t len = sizeof(a);
+    getpeername(k->fd, (struct sockaddr *)&a, &len);
+    pthread_mutex_lock(&s->listen_mu);
+    pthread_mutex_lock(&s->mu);
+    k->shakes = false;
+    k->since_us = clock_us();
+    pthread_mutex_unlock(&s->mu);
+    pass_on(s, k, (struct sockaddr *)&a, len, session);
+    pthread_mutex_unlock(&s->listen_mu);
+}
+
+static void on_no_handshake(void *user, void *client)
+{
+    struct connection *k = client;
+    int fd = k->fd;
+    connections_close(user, k);
+    close(fd);
 }
 
 /* The connection is known before libmicrohttpd opens it, so a burst is counted, too. */
@@ -438,54 +446,18 @@ static void admit(struct connections *s, int fd, const struct sockaddr *a, sockl
     struct connection *k = add_connection(s, fd, &peer);
     bool ok = k && admit_connection(s, k);
     if (ok)
-        k->due_us = opening_us(s, k);
+        k->shakes = s->handshakes != NULL;
     else if (k)
         remove_connection(s, k);
-    bool waits = ok && k->due_us;
-    struct epoll_event hang_up = {.events = EPOLLRDHUP | EPOLLET, .data.fd = fd};
-    if (waits)
-        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &hang_up);
     pthread_mutex_unlock(&s->mu);
     if (!ok) {
         close(fd);
         count_refusal(s);
-    } else if (!waits) {
-        pass_on(s, k, a, len);
+    } else if (!s->handshakes) {
+        pass_on(s, k, a, len, NULL);
+    } else if (handshakes_add(s->handshakes, fd, &peer, k) < 0) {
+        on_no_handshake(s, k);
     }
-}
-
-/* With the lock. A connection that waited long enough for its handshake; NULL: there is none. */
-static struct connection *find_due(struct connections *s, int64_t now_us)
-{
-    struct connection *k = s->all;
-    while (k && (!k->due_us || k->due_us > now_us))
-        k = k->next;
-    return k;
-}
-
-/* Also when the socket no longer listens: they were accepted. Those that are left at the end are
- * closed. */
-static void pass_on_due(struct connections *s, int64_t now_us)
-{
-    struct connection *k = NULL;
-    pthread_mutex_lock(&s->listen_mu);
-    do {
-        pthread_mutex_lock(&s->mu);
-        k = find_due(s, now_us);
-        if (k) {
-            k->due_us = 0;
-            k->since_us = now_us;
-            epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, k->fd, NULL); // connections_open() adds it
-        }
-        pthread_mutex_unlock(&s->mu);
-        struct sockaddr_storage a = {0}; // no longer known if the client has hung up
-        socklen_t len = sizeof(a);
-        if (k) {
-            getpeername(k->fd, (struct sockaddr *)&a, &len);
-            pass_on(s, k, (struct sockaddr *)&a, len);
-        }
-    } while (k);
-    pthread_mutex_unlock(&s->listen_mu);
 }
 
 /* With listen_mu. */
@@ -555,22 +527,13 @@ static struct http_request *find_hung_up_request(struct connections *s, int fd)
     pthread_mutex_lock(&s->mu);
     struct connection *k = (size_t)fd < s->n_by_fd ? s->by_fd[fd] : NULL;
     bool hung_up = k && poll(&p, 1, 0) == 1 && p.revents; // fd may already be another connection
-    if (hung_up && k->due_us) {
-        close_waiting(s, k);
-    } else if (hung_up) {
+    if (hung_up) {
         k->hung_up = true;
         k->read_us = clock_us();
         r = k->r ? http_ref(k->r) : NULL;
     }
     pthread_mutex_unlock(&s->mu);
     return r;
-}
-
-/* Again in each tick until libmicrohttpd has closed it. */
-static void close_dead(struct connection *k)
-{
-    shutdown(k->fd, SHUT_RDWR);
-    http_watch_wake(k->c);
 }
 
 /* Answers 408. A connection that is idle after a request is closed without an answer. */
@@ -589,7 +552,7 @@ static void time_out(const struct connections *s, struct connection *k, int64_t 
                body.len, body.data);
     if (can_answer)
         (void)!send(k->fd, head.data, head.len, MSG_DONTWAIT | MSG_NOSIGNAL);
-    close_dead(k);
+    shut_down(k);
     buf_done(&head);
     buf_done(&body);
 }
@@ -615,15 +578,15 @@ static void check_connection(struct connections *s, struct connection *k, int64_
         limit_us = RESERVE_US;
     if (was_never_opened(k))
         remove_connection(s, k);
-    else if (!k->c)
+    else if (!k->c && !k->shakes)
         return; // libmicrohttpd will open it
     else if (k->ending)
-        close_dead(k);
+        shut_down(k); // in each tick until it is closed
     else if (k->phase != CONNECTION_ANSWERING && age_us > limit_us)
         time_out(s, k, limit_us);
     else if (k->phase != CONNECTION_ANSWERING && k->hung_up && age_us > CLOSED_READ_US &&
              is_silent(k, now_us))
-        close_dead(k); // no answer is due
+        shut_down(k); // no answer is due
     else if (k->phase == CONNECTION_ANSWERING && k->r && http_watch_tick(k->r, now_us))
         shutdown(k->fd, SHUT_RDWR);
 }
@@ -667,7 +630,6 @@ static void *watcher_main(void *arg)
             continue;
         tick_us = now_us;
         listen_again(s);
-        pass_on_due(s, now_us);
         pthread_mutex_lock(&s->mu);
         for (struct connection *k = s->all, *next; k; k = next) {
             next = k->next;
@@ -706,13 +668,10 @@ int connections_new(const struct http_options *o, struct connections **ret)
     pthread_mutex_init(&s->listen_mu, NULL);
     s->listen_fd = -1;
     s->o = *o;
-    s->counts.secret = s->pace.secret = rng_secret();
-    s->refused = metrics_counter(
-        "tandem_gateway_connections_refused_total",
-        "Connections closed without an answer: all places and the reserve were in use.", NULL);
-    s->refused_handshakes = metrics_counter(
-        "tandem_gateway_tls_handshakes_refused_total",
-        "TLS handshakes ended before the signature: all addresses together began too many.", NULL);
+    s->counts.secret = rng_secret();
+    s->refused =
+        metrics_counter("tandem_gateway_connections_refused_total",
+                        "Connections closed without an answer: all places were in use.", NULL);
     getrlimit(RLIMIT_NOFILE, &files);
     limit_connections(s, files.rlim_cur);
     s->n_by_fd = files.rlim_cur < (1 << 20) ? files.rlim_cur : 1 << 20;
@@ -723,9 +682,12 @@ int connections_new(const struct http_options *o, struct connections **ret)
     s->watched = s->by_fd && s->epoll_fd >= 0 && s->wake_fd >= 0 &&
                  epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->wake_fd, &e) == 0 &&
                  thread_start(watcher_main, s, 0, &s->watcher) == 0;
-    if (!s->watched) {
+    int rc = s->watched ? 0 : fail(-ENOMEM, "http: cannot start the watcher");
+    if (rc == 0 && o->certs)
+        rc = handshakes_new(on_handshake, on_no_handshake, s, &s->handshakes);
+    if (rc < 0) {
         connections_free(s);
-        return fail(-ENOMEM, "http: cannot start the watcher");
+        return rc;
     }
     *ret = s;
     return 0;
@@ -746,6 +708,7 @@ void connections_free(struct connections *s)
     if (!s)
         return;
     connections_stop(s);
+    handshakes_free(s->handshakes);
     close(s->epoll_fd); // -1 has no effect
     close(s->wake_fd);
     pthread_cond_destroy(&s->idle);

@@ -26,21 +26,22 @@
 struct connections;
 struct connection;
 struct MHD_Connection;
+struct http_tls_session;
 
 /* IDLE -> RECEIVING (the request line is here) -> ANSWERING (the request is complete) -> IDLE. */
 enum connection_phase { CONNECTION_IDLE, CONNECTION_RECEIVING, CONNECTION_ANSWERING };
 
-/* -ENOMEM. */
+/* With certificates, http_tls_use() must have been called. -ENOMEM. */
 int connections_new(const struct http_options *o, struct connections **ret);
 /* Ends the watcher; the connections stay open. */
 void connections_stop(struct connections *s);
 void connections_free(struct connections *s);
 DEFINE_AUTO(struct connections, connections_free)
 
-/* Accepts connections of the listening socket fd. take() owns each new one.
+/* Accepts connections of the listening socket fd. take() owns each new one, and its session of TLS.
  * true: connections_open() follows, or the socket is closed; false: take() has closed it. */
 typedef bool connections_accept_fn(void *user, int fd, const struct sockaddr *address,
-                                   socklen_t len);
+                                   socklen_t len, struct http_tls_session *session);
 void connections_listen(struct connections *s, int fd, connections_accept_fn *take, void *user);
 /* Stops accepting and closes the listening socket. Only once. */
 void connections_unlisten(struct connections *s);
@@ -51,9 +52,6 @@ struct connection *connections_open(struct connections *s, int fd, struct MHD_Co
 void connections_close(struct connections *s, struct connection *k);
 struct address connections_peer(const struct connection *k);
 enum http_reserve connections_reserve(const struct connection *k);
-/* Whether the TLS handshake of the connection gets a signature of this cost (handshake_pace.h).
- * Counts refusals. k may be NULL. */
-bool connections_may_sign(struct connections *s, const struct connection *k, unsigned cost);
 /* The connection of a trusted proxy brings a request of this client. It counts for it until it is
  * idle. false: the client has reached max_per_ip, and nothing is counted. */
 bool connections_set_client(struct connections *s, struct connection *k, const struct address *a);

@@ -24,11 +24,8 @@
 #define TINY_PIECES 1024          // of a body; beyond, their mean must be at least ...
 #define TINY_PIECE_BYTES 16       // ... this many bytes
 #define LIMIT_SLACK 128           // for accepted connections that are not counted yet
-/* Without finite-field Diffie-Hellman: a handshake with the group ffdhe8192 takes 144 ms of CPU
- * (Xeon, 2.1 GHz), one with X25519 3 ms. Clients that know TLS 1.2 know elliptic curves. */
-#define TLS_PRIORITIES "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2:-GROUP-DH-ALL:-DHE-RSA:-RSA"
-#define STOP_US 2000000         // for answers to end, then again for connections
-#define SEND_BUFFER (256 << 10) // in the kernel, for a stalled reader; the default is 4 MiB
+#define STOP_US 2000000           // for answers to end, then again for connections
+#define SEND_BUFFER (256 << 10)   // in the kernel, for a stalled reader; the default is 4 MiB
 
 /* ---- arrival ---- */
 
@@ -268,27 +265,21 @@ static void on_connection(void *cls, struct MHD_Connection *c, void **context,
     struct http_server *s = cls;
     const union MHD_ConnectionInfo *i =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
-    const union MHD_ConnectionInfo *tls =
-        MHD_get_connection_info(c, MHD_CONNECTION_INFO_GNUTLS_SESSION);
     if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
         connections_close(s->connections, *context);
         return;
     }
-    if (tls)
-        http_tls_limit(tls->tls_session);
     *context = i ? connections_open(s->connections, i->connect_fd, c) : NULL;
 }
 
-static bool may_sign(void *user, struct MHD_Connection *c, unsigned cost)
+static bool on_new(void *user, int fd, const struct sockaddr *address, socklen_t len,
+                   struct http_tls_session *session)
 {
     struct http_server *s = user;
-    return connections_may_sign(s->connections, connection_of(c), cost);
-}
-
-static bool on_new(void *user, int fd, const struct sockaddr *address, socklen_t len)
-{
-    struct http_server *s = user;
-    return MHD_add_connection(s->daemon, fd, address, len) == MHD_YES; // else it has closed fd
+    http_tls_adopt(session);
+    bool ok = MHD_add_connection(s->daemon, fd, address, len) == MHD_YES; // else it has closed fd
+    http_tls_session_free(http_tls_adopt(NULL));
+    return ok;
 }
 
 static void on_mhd_log(void *cls, const char *format, va_list args)
@@ -307,14 +298,12 @@ static void on_mhd_log(void *cls, const char *format, va_list args)
 static int start_daemon(struct http_server *s)
 {
     const struct http_options *o = &s->o;
-    if (o->certs)
-        http_tls_use(o->certs, may_sign, s);
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
                      MHD_USE_ITC | MHD_USE_NO_LISTEN_SOCKET | (o->certs ? MHD_USE_TLS : 0);
     unsigned limit = (o->max_connections + LIMIT_SLACK) * o->n_threads; // divided among the threads
     struct MHD_OptionItem plain[] = {{MHD_OPTION_END, 0, NULL}};
     struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_CERT_CALLBACK2, 0, http_tls_callback()},
-                                   {MHD_OPTION_HTTPS_PRIORITIES, 0, TLS_PRIORITIES},
+                                   {MHD_OPTION_HTTPS_PRIORITIES, 0, HTTP_TLS_PRIORITIES},
                                    {MHD_OPTION_END, 0, NULL}};
     s->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, on_access, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL,
@@ -345,6 +334,7 @@ int http_new(const struct http_options *o, int fd, http_handler *handler, void *
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     int rc = request_memory_new(o->max_bodies, &s->memory);
     rc = rc < 0 ? rc : request_pace_new(o->n_threads, http_on_turn, &s->pace);
+    rc = rc < 0 || !o->certs ? rc : http_tls_use(o->certs);
     rc = rc < 0 ? rc : connections_new(o, &s->connections);
     rc = rc < 0 ? rc : start_daemon(s);
     if (rc < 0) {

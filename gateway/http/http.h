@@ -28,8 +28,7 @@ enum http_reserve { HTTP_REGULAR, HTTP_ALL_FULL, HTTP_ADDRESS_FULL };
 
 struct http_options {
     unsigned n_threads, max_connections;
-    unsigned max_per_ip;     // connections of one address; 0: half of max_connections
-    unsigned max_handshakes; // TLS handshakes of one address per second; 0: no limit
+    unsigned max_per_ip; // connections of one address; 0: half of max_connections
     const struct address_range
         *trusted; // peers that may name the client; live as long as the server
     unsigned n_trusted;

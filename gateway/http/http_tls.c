@@ -1,4 +1,4 @@
-/* http_tls.c - the certificate of the HTTPS server. */
+/* http_tls.c - GnuTLS for the HTTPS server, and what libmicrohttpd calls in its place. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <gnutls/abstract.h>
@@ -10,28 +10,28 @@
 #include "base/err.h"
 #include "gateway/http/http_tls.h"
 
-#define CHAIN_MAX 16 // certificates in the file
-#define RSA_BITS 2048u
+#define CHAIN_MAX 16      // certificates in the file
 #define MAX_FDS (1 << 20) // more than a process usually may open
 
 static struct {
     struct cert_files *files;
-    http_tls_may_sign *may_sign;
-    void *user;
+    gnutls_certificate_credentials_t credentials;
+    gnutls_priority_t priorities;
 } in_use;
-static atomic_uint key_cost = 1; // of the last key that was checked
+static _Thread_local gnutls_session_t adopted;
 
 /* What each socket has received. */
 static struct input {
     gnutls_session_t session; // of the server; NULL: none yet
-    atomic_bool shaken;       // gnutls_handshake() has ended
     atomic_uint n;            // bytes since the application got some
     atomic_uint n_reads;      // that this call of gnutls_record_recv() may still make
     atomic_bool complete;     // the handshake
+    bool is_signed;           // the key has signed for it
 } inputs[MAX_FDS];
 
 static struct {
     pthread_once_t once;
+    int (*init)(gnutls_session_t *ret, unsigned flags);
     int (*handshake)(gnutls_session_t session);
     ssize_t (*record_recv)(gnutls_session_t session, void *to, size_t size);
 } next = {.once = PTHREAD_ONCE_INIT};
@@ -84,14 +84,6 @@ static unsigned rsa_bits_of(gnutls_privkey_t key)
     return algorithm == GNUTLS_PK_RSA || algorithm == GNUTLS_PK_RSA_PSS ? bits : 0;
 }
 
-/* The time of a signature, in those of RSA with 2,048 bits. Elliptic curves are faster. */
-static unsigned cost_of(unsigned rsa_bits)
-{
-    return rsa_bits > RSA_BITS
-               ? (rsa_bits * rsa_bits + RSA_BITS * RSA_BITS - 1) / (RSA_BITS * RSA_BITS)
-               : 1;
-}
-
 int http_tls_check(const struct cert_text *t)
 {
     gnutls_pcert_st *chain;
@@ -108,32 +100,7 @@ int http_tls_check(const struct cert_text *t)
                     "tls_key: an RSA key of %u bits makes handshakes too slow, at most %u are "
                     "possible; an ECDSA key is faster",
                     rsa_bits, HTTP_TLS_RSA_MAX);
-    atomic_store(&key_cost, cost_of(rsa_bits));
     return 0;
-}
-
-/* Called when the ClientHello has arrived, before the signature. A resumed session needs none.
- * GnuTLS frees what this returns at the end of the handshake. libmicrohttpd 0.9.75 has set the
- * session's pointer to its connection. */
-static int on_handshake(gnutls_session_t session, const struct gnutls_cert_retr_st *info,
-                        gnutls_pcert_st **ret_chain, unsigned *ret_n, gnutls_ocsp_data_st **ocsp,
-                        unsigned *n_ocsp, gnutls_privkey_t *ret_key, unsigned *flags)
-{
-    (void)info;
-    if (!in_use.may_sign(in_use.user, gnutls_session_get_ptr(session), atomic_load(&key_cost)))
-        return -1;
-    AUTO(cert_text_unref) struct cert_text *t = cert_files_text(in_use.files);
-    *ocsp = NULL;
-    *n_ocsp = 0;
-    *flags = GNUTLS_CERT_RETR_DEINIT_ALL;
-    return parse(t, ret_chain, ret_n, ret_key) < 0 ? -1 : 0;
-}
-
-void http_tls_use(struct cert_files *files, http_tls_may_sign *may_sign, void *user)
-{
-    in_use.files = files;
-    in_use.may_sign = may_sign;
-    in_use.user = user;
 }
 
 /* NULL: the descriptor is too high. */
@@ -187,22 +154,85 @@ static int on_finished(gnutls_session_t session, unsigned type, unsigned when, u
     return 0;
 }
 
-void http_tls_limit(void *session)
+/* Called when the ClientHello has arrived, before the signature. GnuTLS frees what this returns at
+ * the end of the handshake. */
+static int on_hello(gnutls_session_t session, const struct gnutls_cert_retr_st *info,
+                    gnutls_pcert_st **ret_chain, unsigned *ret_n, gnutls_ocsp_data_st **ocsp,
+                    unsigned *n_ocsp, gnutls_privkey_t *ret_key, unsigned *flags)
 {
+    (void)info;
     struct input *in = input_of(session);
-    if (!in)
-        return;
-    in->session = session;
-    atomic_store(&in->n, 0);
-    atomic_store(&in->complete, false);
-    atomic_store(&in->shaken, false);
+    AUTO(cert_text_unref) struct cert_text *t = cert_files_text(in_use.files);
+    if (in)
+        in->is_signed = true;
+    *ocsp = NULL;
+    *n_ocsp = 0;
+    *flags = GNUTLS_CERT_RETR_DEINIT_ALL;
+    return parse(t, ret_chain, ret_n, ret_key) < 0 ? -1 : 0;
+}
+
+/* ---- sessions ---- */
+
+int http_tls_use(struct cert_files *files)
+{
+    in_use.files = files;
+    if (in_use.credentials)
+        return 0;
+    if (gnutls_priority_init(&in_use.priorities, HTTP_TLS_PRIORITIES, NULL) < 0 ||
+        gnutls_certificate_allocate_credentials(&in_use.credentials) < 0)
+        return fail(-ENOMEM, "http: GnuTLS cannot start");
+    gnutls_certificate_set_retrieve_function3(in_use.credentials, on_hello);
+    return 0;
+}
+
+static gnutls_session_t gnutls_of(const struct http_tls_session *s)
+{
+    return (gnutls_session_t)s;
+}
+
+int http_tls_session_new(int fd, struct http_tls_session **ret)
+{
+    gnutls_session_t session;
+    if (fd >= MAX_FDS)
+        return fail(-EMFILE, "http: a descriptor is not below %d", MAX_FDS);
+    if (gnutls_init(&session, GNUTLS_SERVER | GNUTLS_NONBLOCK | GNUTLS_NO_SIGNAL) < 0)
+        return fail(-ENOMEM, "http: no memory");
+    gnutls_priority_set(session, in_use.priorities);
+    gnutls_credentials_set(session, GNUTLS_CRD_CERTIFICATE, in_use.credentials);
+    gnutls_transport_set_int(session, fd);
     gnutls_transport_set_pull_function(session, pull);
     gnutls_handshake_set_hook_function(session, GNUTLS_HANDSHAKE_FINISHED, GNUTLS_HOOK_POST,
                                        on_finished);
+    struct input *in = &inputs[fd];
+    in->session = session;
+    in->is_signed = false;
+    atomic_store(&in->n, 0);
+    atomic_store(&in->complete, false);
+    *ret = (struct http_tls_session *)session;
+    return 0;
+}
+
+void http_tls_session_free(struct http_tls_session *s)
+{
+    if (s)
+        gnutls_deinit(gnutls_of(s));
+}
+
+bool http_tls_is_signed(const struct http_tls_session *s)
+{
+    return input_of(gnutls_of(s))->is_signed;
+}
+
+struct http_tls_session *http_tls_adopt(struct http_tls_session *s)
+{
+    struct http_tls_session *left = (struct http_tls_session *)adopted;
+    adopted = gnutls_of(s);
+    return left;
 }
 
 static void find_next(void)
 {
+    *(void **)&next.init = dlsym(RTLD_NEXT, "gnutls_init");
     *(void **)&next.handshake = dlsym(RTLD_NEXT, "gnutls_handshake");
     *(void **)&next.record_recv = dlsym(RTLD_NEXT, "gnutls_record_recv");
 }
@@ -214,21 +244,33 @@ static struct input *server_input_of(gnutls_session_t session)
     return in && in->session == session ? in : NULL;
 }
 
-/* Replaces that of GnuTLS, for libmicrohttpd. This would call it in each turn of its loop, without
- * a pause, until the client has sent the rest. So the handshake happens in gnutls_record_recv(). */
+enum http_tls_step http_tls_proceed(struct http_tls_session *s)
+{
+    pthread_once(&next.once, find_next);
+    int rc = next.handshake(gnutls_of(s));
+    if (rc == 0)
+        return HTTP_TLS_COMPLETE;
+    if (!gnutls_error_is_fatal(rc))
+        return gnutls_record_get_direction(gnutls_of(s)) ? HTTP_TLS_WRITES : HTTP_TLS_READS;
+    gnutls_alert_send_appropriate(gnutls_of(s), rc);
+    return HTTP_TLS_FAILED;
+}
+
+/* Replaces that of GnuTLS, for libmicrohttpd: its connection gets the adopted session. */
+__attribute__((visibility("default"))) int gnutls_init(gnutls_session_t *ret, unsigned flags)
+{
+    pthread_once(&next.once, find_next);
+    if (!adopted)
+        return next.init(ret, flags);
+    *ret = adopted;
+    adopted = NULL;
+    return 0;
+}
+
+/* Replaces that of GnuTLS, for libmicrohttpd: sessions of the server have shaken hands. */
 __attribute__((visibility("default"))) int gnutls_handshake(gnutls_session_t session)
 {
     return server_input_of(session) ? 0 : next.handshake(session);
-}
-
-/* 0, or an error of GnuTLS. The client gets an alert for it. */
-static int shake_hands(struct input *in)
-{
-    int rc = atomic_load(&in->shaken) ? 0 : next.handshake(in->session);
-    atomic_store(&in->shaken, rc == 0);
-    if (rc < 0 && gnutls_error_is_fatal(rc))
-        gnutls_alert_send_appropriate(in->session, rc);
-    return rc;
 }
 
 /* Replaces that of GnuTLS, for libmicrohttpd. After GNUTLS_E_AGAIN this asks again only when more
@@ -240,9 +282,6 @@ __attribute__((visibility("default"))) ssize_t gnutls_record_recv(gnutls_session
     struct input *in = server_input_of(session);
     if (!in)
         return next.record_recv(session, to, size);
-    int rc = shake_hands(in);
-    if (rc < 0)
-        return rc;
     unsigned before = atomic_load(&in->n);
     atomic_store(&in->n_reads, HTTP_TLS_READS_MAX);
     ssize_t n = next.record_recv(session, to, size);
@@ -253,6 +292,6 @@ __attribute__((visibility("default"))) ssize_t gnutls_record_recv(gnutls_session
 
 void *http_tls_callback(void)
 {
-    gnutls_certificate_retrieve_function3 *fn = on_handshake;
+    gnutls_certificate_retrieve_function3 *fn = on_hello;
     return (void *)fn;
 }

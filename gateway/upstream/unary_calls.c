@@ -69,6 +69,8 @@ static void on_end(void *user, const struct rpc_status *status)
     list_remove(c);
     if (st.code == RPC_CANCELLED && c->s->stop_reason)
         snprintf(st.text, sizeof(st.text), "%s", c->s->stop_reason);
+    else if (st.code == RPC_CANCELLED)
+        st.code = RPC_UNAVAILABLE; // a verifier that ends
     pthread_mutex_unlock(&c->s->mu);
     c->done(c->user, &st, c->reply);
     pthread_mutex_lock(&c->s->mu);

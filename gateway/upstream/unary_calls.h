@@ -16,7 +16,8 @@ void unary_calls_stop(struct unary_calls *s, const char *why);
 void unary_calls_free(struct unary_calls *s);
 DEFINE_AUTO(struct unary_calls, unary_calls_free)
 
-/* Called once. reply: NULL unless the status is OK; the callee frees it with
+/* Called once. A verifier that cancels the call is UNAVAILABLE.
+ * reply: NULL unless the status is OK; the callee frees it with
  * protobuf_c_message_free_unpacked(). */
 typedef void unary_calls_done(void *user, const struct rpc_status *status, ProtobufCMessage *reply);
 /* done() may be called before this returns, and may free what the request points to. */

@@ -12,7 +12,7 @@
 #include "base/err.h"
 #include "base/metrics.h"
 #include "gateway/http/connections.h"
-#include "gateway/http/handshake_pace.h"
+#include "gateway/http/handshakes.h"
 #include "gateway/http/http_watch.h"
 #include "lib/fakes/failing.h"
 #include "lib/fakes/failing_thread.h"
@@ -94,24 +94,91 @@ bool __wrap_http_watch_gives_way(struct http_request *r, int64_t now_us, bool un
     return r == unread || (r == not_begun && unbegun);
 }
 
+/* The thread of handshakes: the test ends them. */
+static struct {
+    handshakes_done_fn *done;
+    handshakes_failed_fn *failed;
+    void *user;
+    struct {
+        int fd;
+        struct address peer;
+        void *client;
+    } v[8];
+    atomic_uint n;
+    atomic_bool fails; // to begin one
+    unsigned rest;     // the first of those that handshakes_stop() ends; 0: none
+} shaking;
+
+int __wrap_handshakes_new(handshakes_done_fn *done, handshakes_failed_fn *failed, void *user,
+                          struct handshakes **ret);
+void __wrap_handshakes_stop(struct handshakes *h);
+void __wrap_handshakes_free(struct handshakes *h);
+int __wrap_handshakes_add(struct handshakes *h, int fd, const struct address *a, void *client);
+
+int __wrap_handshakes_new(handshakes_done_fn *done, handshakes_failed_fn *failed, void *user,
+                          struct handshakes **ret)
+{
+    shaking.done = done;
+    shaking.failed = failed;
+    shaking.user = user;
+    *ret = (struct handshakes *)&shaking;
+    return 0;
+}
+
+void __wrap_handshakes_stop(struct handshakes *h)
+{
+    assert_ptr_equal(h, &shaking);
+    for (unsigned i = shaking.rest; i && i < shaking.n; i++)
+        shaking.failed(shaking.user, shaking.v[i].client);
+    shaking.rest = 0;
+}
+
+void __wrap_handshakes_free(struct handshakes *h)
+{
+    (void)h;
+}
+
+int __wrap_handshakes_add(struct handshakes *h, int fd, const struct address *a, void *client)
+{
+    unsigned n = atomic_load(&shaking.n);
+    assert_ptr_equal(h, &shaking);
+    if (atomic_load(&shaking.fails))
+        return -ENOMEM;
+    shaking.v[n].fd = fd;
+    shaking.v[n].peer = *a;
+    shaking.v[n].client = client;
+    atomic_store(&shaking.n, n + 1);
+    return 0;
+}
+
 /* ---- connections that are accepted and not opened ---- */
 
 static int kept; // the accepted descriptor of keep()
 
 /* As libmicrohttpd without memory: it has taken the connection, and closes it in silence. */
-static bool lose(void *user, int fd, const struct sockaddr *a, socklen_t len)
+static bool lose(void *user, int fd, const struct sockaddr *a, socklen_t len,
+                 struct http_tls_session *session)
 {
-    (void)user, (void)a, (void)len;
+    (void)user, (void)a, (void)len, (void)session;
     close(fd);
     return true;
 }
 
 /* As libmicrohttpd when it is busy: it will open the connection later. */
-static bool keep(void *user, int fd, const struct sockaddr *a, socklen_t len)
+static bool keep(void *user, int fd, const struct sockaddr *a, socklen_t len,
+                 struct http_tls_session *session)
 {
-    (void)user, (void)a, (void)len;
+    (void)user, (void)a, (void)len, (void)session;
     kept = fd;
     return true;
+}
+
+/* As libmicrohttpd with too many connections. */
+static bool refuse_shaken(void *user, int fd, const struct sockaddr *a, socklen_t len,
+                          struct http_tls_session *session)
+{
+    assert_non_null(session);
+    return !lose(user, fd, a, len, session);
 }
 
 static struct connections *listening(connections_accept_fn *take, struct sockaddr_in *ret)
@@ -217,9 +284,10 @@ static void the_end_does_not_wait_for_a_lost_connection(void **state)
 }
 
 /* libmicrohttpd closes what it refuses. */
-static bool turn_away(void *user, int fd, const struct sockaddr *a, socklen_t len)
+static bool turn_away(void *user, int fd, const struct sockaddr *a, socklen_t len,
+                      struct http_tls_session *session)
 {
-    (void)user, (void)a, (void)len;
+    (void)user, (void)a, (void)len, (void)session;
     close(fd);
     return false;
 }
@@ -265,8 +333,10 @@ static struct connections *conns;
 static struct sockaddr_in where;
 static _Atomic int accepted = -1; // the last accepted descriptor
 
-static bool accept_it(void *user, int fd, const struct sockaddr *a, socklen_t len)
+static bool accept_it(void *user, int fd, const struct sockaddr *a, socklen_t len,
+                      struct http_tls_session *session)
 {
+    (void)session;
     assert_ptr_equal(user, &accepted);
     assert_int_equal(a->sa_family, AF_INET);
     assert_int_equal(len, sizeof(struct sockaddr_in));
@@ -362,192 +432,166 @@ static void finish(void)
     connections_free(NULL);
 }
 
+/* The number that the metric shows. */
+static unsigned n_refused(void)
+{
+    AUTO(buf_done) struct buf text = {0};
+    unsigned n = 0;
+    buf_init(&text, 1 << 20);
+    metrics_render(&text);
+    const char *at = strstr(text.data, "\ntandem_gateway_connections_refused_total ");
+    assert_non_null(at);
+    sscanf(strchr(at, ' '), "%u", &n);
+    return n;
+}
+
 /* ---- TLS handshakes ---- */
 
-static unsigned n_accepted;
+static struct cert_files *const certs = (struct cert_files *)&n_ticks; // never
+static struct http_tls_session *const session =
+    (struct http_tls_session *)&n_hung_up; // looked into
 
-static bool count_it(void *user, int fd, const struct sockaddr *a, socklen_t len)
+/* Takes a connection of HTTPS. */
+static bool accept_shaken(void *user, int fd, const struct sockaddr *a, socklen_t len,
+                          struct http_tls_session *with)
 {
-    (void)user, (void)len;
-    assert_int_equal(a->sa_family, AF_INET);
-    n_accepted++;
-    close(fd);
-    return false; // the place is free again
+    assert_ptr_equal(with, session);
+    return accept_it(user, fd, a, len, NULL);
 }
 
-static struct cert_files *const certs = (struct cert_files *)&n_accepted; // never looked into
-
-/* The clock stands still. */
-static void serve_tls(const struct http_options *o)
-{
-    n_accepted = 0;
-    serve_with(o, count_it, NULL);
-    atomic_store(&still_us, 1000 * S);
-}
-
-/* HTTPS, with one handshake of an address per second. */
-static struct http_options one_per_second(void)
+static void serve_tls(connections_accept_fn *take)
 {
     struct http_options o = usual;
     o.certs = certs;
-    o.max_handshakes = 1;
-    return o;
+    shaking.n = 0;
+    serve_with(&o, take, &accepted);
 }
 
-static void end_tls(void)
+/* The client of a connection that shakes hands. */
+static int connect_to_shake(unsigned host)
 {
+    unsigned n = atomic_load(&shaking.n);
+    int fd = connect_from(host);
+    for (unsigned i = 0; i < 20000 && atomic_load(&shaking.n) == n; i++)
+        poll(NULL, 0, 1);
+    assert_int_equal(shaking.n, n + 1);
+    assert_int_equal(shaking.v[n].peer.ip[15], host);
+    return fd;
+}
+
+static void a_connection_opens_after_its_handshake(void **state)
+{
+    (void)state;
+    serve_tls(accept_shaken);
+    struct both b = {.client = connect_to_shake(1)};
+    assert_int_equal(connections_n_open(conns), 1);
+    atomic_store(&accepted, -1);
+    poll(NULL, 0, TICKS_MS);
+    assert_int_equal(atomic_load(&accepted), -1);
+    shaking.done(shaking.user, shaking.v[0].client, session);
+    b.server = atomic_load(&accepted);
+    assert_int_equal(b.server, shaking.v[0].fd);
+    b.k = connections_open(conns, b.server, (struct MHD_Connection *)&accepted);
+    assert_ptr_equal(b.k, shaking.v[0].client);
+    assert_false(is_ended(&b, false));
+    close_both(&b);
+    finish();
+}
+
+static void a_handshake_that_fails_frees_its_place(void **state)
+{
+    (void)state;
+    serve_tls(accept_shaken);
+    int client = connect_to_shake(1);
+    shaking.failed(shaking.user, shaking.v[0].client);
+    await_close(client);
+    assert_int_equal(connections_n_open(conns), 0);
+    shaking.fails = true; // they cannot even begin
+    client = connect_from(1);
+    await_close(client);
+    assert_true(becomes_open(conns, 0));
+    shaking.fails = false;
+    finish();
+}
+
+/* The thread of handshakes closes them then. */
+static void handshakes_give_their_places_and_have_a_time_limit(void **state)
+{
+    (void)state;
+    serve_tls(accept_shaken);
+    struct both first = {.client = connect_to_shake(1)};
+    atomic_fetch_add(&ahead_us, 1000);
+    struct both second = {.client = connect_to_shake(1)};
+    atomic_fetch_add(&ahead_us, 1000);
+    struct both third = {.client = connect_to_shake(1)}; // an address may have two
+    assert_true(is_ended(&first, true));
+    assert_false(is_ended(&second, false) || is_ended(&third, false));
+    shaking.failed(shaking.user, shaking.v[0].client);
+    atomic_fetch_add(&ahead_us, usual.request_us);
+    assert_true(is_ended(&second, true) && is_ended(&third, true));
+    for (unsigned i = 1; i < 3; i++)
+        shaking.failed(shaking.user, shaking.v[i].client);
+    assert_int_equal(connections_n_open(conns), 0);
+    close(first.client);
+    close(second.client);
+    close(third.client);
+    finish();
+}
+
+/* A new process may have taken the socket over. Only the end of the server ends handshakes. */
+static void handshakes_go_on_during_a_drain(void **state)
+{
+    (void)state;
+    serve_tls(refuse_shaken);
+    int clients[] = {connect_to_shake(1), connect_to_shake(2)};
     connections_stop(conns);
+    connections_unlisten(conns);
+    assert_int_equal(connections_n_open(conns), 2);
+    shaking.done(shaking.user, shaking.v[0].client, session);
+    await_close(clients[0]);
+    assert_int_equal(connections_n_open(conns), 1);
+    shaking.rest = 1; // they fail when the thread is stopped
     connections_end(conns, 20 * S);
+    await_close(clients[1]);
     assert_int_equal(connections_n_open(conns), 0);
     connections_free(conns);
+}
+
+/* One that has no more than its share always displaces one. */
+static void addresses_with_many_displace_few(void **state)
+{
+    enum { SECOND = 200 }; // that one second permits
+    (void)state;
+    serve_with(&usual, accept_it, &accepted);
+    atomic_store(&still_us, 1000 * S);
+    struct both b[] = {open_from(1), {0}};
+    atomic_fetch_add(&still_us, 1); // the older one goes
+    b[1] = open_from(1);
+    unsigned before = n_refused(), at = 0;
+    for (unsigned i = 0; i <= SECOND; i++, at = !at) {
+        atomic_fetch_add(&still_us, 1);
+        struct both next = open_from(1);
+        assert_true(is_ended(&b[at], true));
+        close_both(&b[at]);
+        b[at] = next;
+    }
+    assert_int_equal(n_refused(), before);
+    await_close(connect_from(1));
+    assert_int_equal(n_refused(), before + 1);
+    assert_false(is_ended(&b[0], false) || is_ended(&b[1], false));
+    atomic_fetch_add(&still_us, 1);
+    struct both others[] = {open_from(2), open_from(2), open_from(3)};
+    assert_true(is_ended(&b[at], true));
+    atomic_fetch_add(&still_us, S / SECOND);
+    close_both(&b[at]);
+    b[at] = open_from(1);
+    assert_true(is_ended(&b[!at], true));
+    for (unsigned i = 0; i < 2; i++)
+        close_both(&b[i]);
+    for (unsigned i = 0; i < 3; i++)
+        close_both(&others[i]);
     atomic_store(&still_us, 0);
-}
-
-static void finish_tls(void)
-{
-    connections_stop(conns);
-    connections_unlisten(conns);
-    end_tls();
-}
-
-/* Whether the server closes it; if that is not expected, waits for some ticks only. */
-static bool is_closed(int fd, bool expected)
-{
-    struct pollfd p = {fd, POLLIN, 0};
-    return poll(&p, 1, expected ? 20000 : TICKS_MS) == 1;
-}
-
-static void handshakes_of_an_address_wait_for_each_other(void **state)
-{
-    (void)state;
-    const struct http_options o = one_per_second();
-    serve_tls(&o);
-    int first = connect_from(1);
-    assert_true(is_closed(first, true));
-    int second = connect_from(1), other = connect_from(2);
-    assert_true(is_closed(other, true));
-    assert_true(becomes_open(conns, 1)); // the second one waits
-    atomic_fetch_add(&still_us, S - 1);
-    assert_false(is_closed(second, false));
-    atomic_fetch_add(&still_us, 1 + S / 5);
-    assert_true(is_closed(second, true));
-    assert_true(becomes_open(conns, 0));
-    assert_int_equal(n_accepted, 3);
-    close(first);
-    close(second);
-    close(other);
-    finish_tls();
-}
-
-/* Returns the second connection, which waits. */
-/* And those whose client hangs up free theirs without a wait. */
-static void waiting_handshakes_give_their_places(void **state)
-{
-    (void)state;
-    const struct http_options o = one_per_second();
-    serve_tls(&o);
-    int first = connect_from(1), waiting[3];
-    assert_true(is_closed(first, true));
-    assert_true(becomes_open(conns, 0)); // its place is free, too
-    for (unsigned i = 0; i < 3; i++) {   // an address may have two
-        atomic_fetch_add(&still_us, 1000);
-        waiting[i] = connect_from(1);
-        assert_true(becomes_open(conns, i < 2 ? i + 1 : 2));
-    }
-    assert_true(is_closed(waiting[0], true));
-    assert_false(is_closed(waiting[1], false) || is_closed(waiting[2], false));
-    assert_int_equal(connections_n_open(conns), 2);
-    close(waiting[1]);
-    assert_true(becomes_open(conns, 1));
-    assert_int_equal(n_accepted, 1);
-    finish_tls();
-    close(first);
-    close(waiting[0]);
-    close(waiting[2]);
-}
-
-static int serve_the_first_of_two(void)
-{
-    const struct http_options o = one_per_second();
-    serve_tls(&o);
-    int first = connect_from(1), second = connect_from(1);
-    assert_true(is_closed(first, true));
-    assert_true(becomes_open(conns, 1));
-    close(first);
-    return second;
-}
-
-/* A new process may have taken the socket over. */
-static void waiting_handshakes_begin_during_a_drain(void **state)
-{
-    (void)state;
-    int second = serve_the_first_of_two();
-    connections_unlisten(conns);
-    atomic_fetch_add(&still_us, S + S / 5);
-    assert_true(is_closed(second, true));
-    end_tls();
-    assert_int_equal(n_accepted, 2);
-    close(second);
-}
-
-static void waiting_handshakes_end_with_the_server(void **state)
-{
-    (void)state;
-    int second = serve_the_first_of_two();
-    finish_tls();
-    assert_true(is_closed(second, true));
-    assert_int_equal(n_accepted, 1);
-    close(second);
-}
-
-static void proxies_and_plain_connections_wait_for_no_handshake(void **state)
-{
-    (void)state;
-    struct address_range proxy;
-    assert_int_equal(address_range_parse("127.0.0.1", &proxy), 0);
-    for (unsigned i = 0; i < 3; i++) {
-        struct http_options o = one_per_second();
-        o.trusted = &proxy;
-        o.n_trusted = i == 0;
-        o.certs = i == 1 ? NULL : certs;
-        o.max_handshakes = i == 2 ? 0 : 1;
-        serve_tls(&o);
-        for (unsigned j = 0; j < 3; j++)
-            connect_and_lose(&where);
-        assert_true(becomes_open(conns, 0));
-        finish_tls();
-    }
-}
-
-/* Proxies, unix sockets and a limit of 0 have none. */
-static void signatures_of_handshakes_have_a_limit(void **state)
-{
-    enum { MANY = 2 * HANDSHAKE_PACE_SIGNS };
-    static const unsigned want[] = {HANDSHAKE_PACE_SIGNS, MANY, MANY, HANDSHAKE_PACE_SIGNS / 4};
-    (void)state;
-    struct address_range lo;
-    assert_int_equal(address_range_parse("127.0.0.0/8", &lo), 0);
-    for (unsigned i = 0; i < ARRAY_LEN(want); i++) {
-        unsigned n = 0;
-        struct http_options o = one_per_second();
-        o.n_threads = 1;
-        o.max_handshakes = i != 1;
-        o.trusted = &lo;
-        o.n_trusted = i == 2;
-        serve_with(&o, accept_it, &accepted);
-        struct both b = open_from(1);
-        atomic_store(&still_us, 1000 * S);
-        logged_begin();
-        for (unsigned k = 0; k < MANY; k++)
-            n += connections_may_sign(conns, b.k, 1 + 3 * (i == 3));
-        const char *log = logged_end();
-        assert_int_equal(n, want[i]);
-        assert_int_equal(logged_count(log, "TLS handshakes refused n=1:"), want[i] < MANY);
-        assert_true(connections_may_sign(conns, NULL, 1));
-        atomic_store(&still_us, 0);
-        close_both(&b);
-        finish();
-    }
+    finish();
 }
 
 /* Of two connections of an address that opens a third, this one goes. */
@@ -702,19 +746,6 @@ static void an_address_whose_requests_wait_loses_one(void **state)
         close_both(&more);
         finish();
     }
-}
-
-/* The number that the metric shows. */
-static unsigned n_refused(void)
-{
-    AUTO(buf_done) struct buf text = {0};
-    unsigned n = 0;
-    buf_init(&text, 1 << 20);
-    metrics_render(&text);
-    const char *at = strstr(text.data, "\ntandem_gateway_connections_refused_total ");
-    assert_non_null(at);
-    sscanf(strchr(at, ' '), "%u", &n);
-    return n;
 }
 
 /* All places are busy. Each address gets half of the reserve at most; further ones are closed. */
@@ -1093,12 +1124,11 @@ int main(void)
         cmocka_unit_test(the_end_does_not_wait_for_a_lost_connection),
         cmocka_unit_test(a_connection_that_libmicrohttpd_refuses_frees_its_place),
         cmocka_unit_test(a_connection_that_opens_late_keeps_its_place),
-        cmocka_unit_test(handshakes_of_an_address_wait_for_each_other),
-        cmocka_unit_test(waiting_handshakes_give_their_places),
-        cmocka_unit_test(waiting_handshakes_begin_during_a_drain),
-        cmocka_unit_test(waiting_handshakes_end_with_the_server),
-        cmocka_unit_test(proxies_and_plain_connections_wait_for_no_handshake),
-        cmocka_unit_test(signatures_of_handshakes_have_a_limit),
+        cmocka_unit_test(a_connection_opens_after_its_handshake),
+        cmocka_unit_test(a_handshake_that_fails_frees_its_place),
+        cmocka_unit_test(handshakes_give_their_places_and_have_a_time_limit),
+        cmocka_unit_test(handshakes_go_on_during_a_drain),
+        cmocka_unit_test(addresses_with_many_displace_few),
         cmocka_unit_test(the_least_busy_connection_of_an_address_goes),
         cmocka_unit_test(a_connection_that_goes_is_ended_until_it_is_closed),
         cmocka_unit_test(a_connection_that_is_not_known_is_ignored),

@@ -96,53 +96,70 @@ static void write_file(const char *path, const char *text)
     chmod(path, 0600);
 }
 
-static unsigned n_asked, last_cost;
+/* The server's files, and what was in them. */
+static struct {
+    char folder[64], cert[96], key[96];
+    struct cert_files *files;
+} on_disk;
 
-static bool may_sign(void *user, struct MHD_Connection *c, unsigned cost)
+/* Of the certificate in the files; it names a.example. */
+static void use_files(const char *cert, const char *key)
 {
-    last_cost = cost;
-    assert_ptr_equal(user, &n_asked);
-    n_asked++;
-    return c != NULL;
+    snprintf(on_disk.folder, sizeof(on_disk.folder), "/tmp/tandem-test-tls-XXXXXX");
+    assert_non_null(mkdtemp(on_disk.folder));
+    snprintf(on_disk.cert, sizeof(on_disk.cert), "%s/cert.pem", on_disk.folder);
+    snprintf(on_disk.key, sizeof(on_disk.key), "%s/key.pem", on_disk.folder);
+    write_file(on_disk.cert, cert);
+    write_file(on_disk.key, key);
+    const struct cert_paths paths = {
+        .settings = "tls", .cert = on_disk.cert, .key = on_disk.key, .check = http_tls_check};
+    if (cert_files_new(&paths, &on_disk.files) < 0)
+        fail_msg("%s", fail_text());
+    assert_int_equal(http_tls_use(on_disk.files), 0);
+}
+
+static void remove_files(void)
+{
+    cert_files_free(TAKE(on_disk.files));
+    unlink(on_disk.cert);
+    unlink(on_disk.key);
+    rmdir(on_disk.folder);
+}
+
+static int use_usual_files(void **state)
+{
+    (void)state;
+    struct pair p = pair_of("a.example");
+    use_files(p.cert, p.key);
+    return 0;
+}
+
+static int remove_usual_files(void **state)
+{
+    (void)state;
+    remove_files();
+    return 0;
 }
 
 static void a_handshake_gets_the_chain_and_the_key(void **state)
 {
     (void)state;
-    char folder[] = "/tmp/tandem-test-tls-XXXXXX", cert[64], key[64];
     struct pair p = pair_of("a.example"), q = pair_of("b.example");
-    AUTO(cert_files_free) struct cert_files *files = NULL;
-    snprintf(cert, sizeof(cert), "%s/cert.pem", mkdtemp(folder));
-    snprintf(key, sizeof(key), "%s/key.pem", folder);
     strcat(p.cert, q.cert);
-    write_file(cert, p.cert);
-    write_file(key, p.key);
-    const struct cert_paths paths = {
-        .settings = "tls", .cert = cert, .key = key, .check = http_tls_check};
-    if (cert_files_new(&paths, &files) < 0)
-        fail_msg("%s", fail_text());
-    http_tls_use(files, may_sign, &n_asked);
+    use_files(p.cert, p.key);
     gnutls_certificate_retrieve_function3 *fn =
         (gnutls_certificate_retrieve_function3 *)http_tls_callback();
     gnutls_pcert_st *chain = NULL;
     gnutls_ocsp_data_st *ocsp = (gnutls_ocsp_data_st *)&fn;
     gnutls_privkey_t private = NULL;
     unsigned n = 0, n_ocsp = 9, flags = 0;
-    gnutls_session_t session;
-    assert_int_equal(gnutls_init(&session, GNUTLS_SERVER), 0);
-    gnutls_session_set_ptr(session, NULL);
-    assert_int_equal(fn(session, NULL, &chain, &n, &ocsp, &n_ocsp, &private, &flags), -1);
-    gnutls_session_set_ptr(session, &n_asked);
-    assert_int_equal(fn(session, NULL, &chain, &n, &ocsp, &n_ocsp, &private, &flags), 0);
-    assert_int_equal(n_asked, 2);
-    assert_int_equal(last_cost, 1);
-    struct pair rsa = pair_with("c.example", GNUTLS_PK_RSA, 3072);
-    assert_int_equal(checks(rsa.cert, rsa.key), 0);
-    gnutls_session_set_ptr(session, NULL);
-    assert_int_equal(fn(session, NULL, &chain, &n, &ocsp, &n_ocsp, &private, &flags), -1);
-    assert_int_equal(last_cost, 3);
-    assert_int_equal(checks(p.cert, p.key), 0);
-    gnutls_deinit(session);
+    struct http_tls_session *session;
+    assert_int_equal(http_tls_session_new(9, &session), 0);
+    assert_false(http_tls_is_signed(session));
+    assert_int_equal(
+        fn((gnutls_session_t)session, NULL, &chain, &n, &ocsp, &n_ocsp, &private, &flags), 0);
+    assert_true(http_tls_is_signed(session));
+    http_tls_session_free(session);
     assert_int_equal(n, 2);
     assert_null(ocsp);
     assert_int_equal(n_ocsp, 0);
@@ -152,17 +169,16 @@ static void a_handshake_gets_the_chain_and_the_key(void **state)
         gnutls_pcert_deinit(&chain[i]);
     gnutls_free(chain);
     gnutls_privkey_deinit(private);
-    unlink(cert);
-    unlink(key);
-    rmdir(folder);
+    remove_files();
 }
 
 /* ---- how much a client may send ---- */
 
 struct ends {
     int fds[2];
-    gnutls_certificate_credentials_t own, none;
-    gnutls_session_t server, client;
+    gnutls_certificate_credentials_t none;
+    struct http_tls_session *session;
+    gnutls_session_t server, client; // server: the session
 };
 
 static size_t padding; // bytes of an extension of the client's hello
@@ -184,29 +200,17 @@ static int send_extension(gnutls_session_t session, gnutls_buffer_t to)
 #define TLS_1_2 "NORMAL:-VERS-ALL:+VERS-TLS1.2"
 #define TLS_1_3 "NORMAL:-VERS-ALL:+VERS-TLS1.3"
 
-static void session_init(gnutls_session_t *s, const char *version, unsigned flags, int fd,
-                         gnutls_certificate_credentials_t creds)
-{
-    assert_int_equal(gnutls_init(s, flags | GNUTLS_NONBLOCK), 0);
-    assert_int_equal(gnutls_priority_set_direct(*s, version, NULL), 0);
-    gnutls_credentials_set(*s, GNUTLS_CRD_CERTIFICATE, creds);
-    gnutls_transport_set_int(*s, fd);
-}
-
 static void ends_init(struct ends *e, const char *version)
 {
-    struct pair p = pair_of("a.example");
-    gnutls_datum_t cert = {(uint8_t *)p.cert, (unsigned)strlen(p.cert)},
-                   key = {(uint8_t *)p.key, (unsigned)strlen(p.key)};
     int flags = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
     assert_int_equal(socketpair(AF_UNIX, flags, 0, e->fds), 0);
-    assert_int_equal(gnutls_certificate_allocate_credentials(&e->own), 0);
+    assert_int_equal(http_tls_session_new(e->fds[0], &e->session), 0);
+    e->server = (gnutls_session_t)e->session;
     assert_int_equal(gnutls_certificate_allocate_credentials(&e->none), 0);
-    assert_int_equal(gnutls_certificate_set_x509_key_mem(e->own, &cert, &key, GNUTLS_X509_FMT_PEM),
-                     0);
-    session_init(&e->server, version, GNUTLS_SERVER, e->fds[0], e->own);
-    session_init(&e->client, version, GNUTLS_CLIENT, e->fds[1], e->none);
-    http_tls_limit(e->server);
+    assert_int_equal(gnutls_init(&e->client, GNUTLS_CLIENT | GNUTLS_NONBLOCK), 0);
+    assert_int_equal(gnutls_priority_set_direct(e->client, version, NULL), 0);
+    gnutls_credentials_set(e->client, GNUTLS_CRD_CERTIFICATE, e->none);
+    gnutls_transport_set_int(e->client, e->fds[1]);
     assert_int_equal(gnutls_session_ext_register(e->client, "padding", 65001, GNUTLS_EXT_TLS,
                                                  ignore_extension, send_extension, NULL, NULL, NULL,
                                                  GNUTLS_EXT_FLAG_CLIENT_HELLO),
@@ -215,27 +219,28 @@ static void ends_init(struct ends *e, const char *version)
 
 static void ends_done(struct ends *e)
 {
-    gnutls_deinit(e->server);
+    http_tls_session_free(e->session);
     gnutls_deinit(e->client);
-    gnutls_certificate_free_credentials(e->own);
     gnutls_certificate_free_credentials(e->none);
     close(e->fds[0]);
     close(e->fds[1]);
 }
 
-/* Returns what the server's handshake ends with. Afterwards the server waits for data. */
-static int shake_hands(struct ends *e, size_t n_padding)
+/* Returns what the server's handshake ends with. */
+static enum http_tls_step shake_hands(struct ends *e, size_t n_padding)
 {
     int client = GNUTLS_E_AGAIN;
-    ssize_t server = GNUTLS_E_AGAIN;
-    char got[100];
+    enum http_tls_step server = HTTP_TLS_READS;
     padding = n_padding;
-    assert_int_equal(gnutls_handshake(e->server), 0); // it has only begun
-    for (unsigned i = 0; i < 100 && client == GNUTLS_E_AGAIN && server == GNUTLS_E_AGAIN; i++) {
-        client = gnutls_handshake(e->client);
-        server = gnutls_record_recv(e->server, got, sizeof(got));
+    for (unsigned i = 0;
+         i < 100 && (client != 0 || server != HTTP_TLS_COMPLETE) && server != HTTP_TLS_FAILED;
+         i++) {
+        client = client ? gnutls_handshake(e->client) : 0;
+        server = server == HTTP_TLS_COMPLETE ? server : http_tls_proceed(e->session);
     }
-    return client == 0 && server == GNUTLS_E_AGAIN ? 0 : (int)server;
+    if (server == HTTP_TLS_COMPLETE)
+        assert_int_equal(gnutls_handshake(e->server), 0); // for libmicrohttpd
+    return server;
 }
 
 static void a_handshake_has_few_bytes(void **state)
@@ -243,8 +248,11 @@ static void a_handshake_has_few_bytes(void **state)
     (void)state;
     static const struct {
         size_t padding;
-        int end;
-    } v[] = {{100, 0}, {6000, 0}, {30000, GNUTLS_E_PULL_ERROR}, {100, 0}};
+        enum http_tls_step end;
+    } v[] = {{100, HTTP_TLS_COMPLETE},
+             {6000, HTTP_TLS_COMPLETE},
+             {30000, HTTP_TLS_FAILED},
+             {100, HTTP_TLS_COMPLETE}};
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
         struct ends e;
         ends_init(&e, TLS_1_2);
@@ -267,6 +275,75 @@ static void send_data(struct ends *e)
     }
 }
 
+/* What the server's thread needs to know between its turns. */
+static void a_handshake_says_what_it_waits_for(void **state)
+{
+    (void)state;
+    struct ends e;
+    ends_init(&e, TLS_1_3);
+    padding = 100;
+    assert_int_equal(http_tls_proceed(e.session), HTTP_TLS_READS);
+    assert_false(http_tls_is_signed(e.session));
+    assert_int_equal(gnutls_handshake(e.client), GNUTLS_E_AGAIN);
+    assert_int_equal(setsockopt(e.fds[0], SOL_SOCKET, SO_SNDBUF, &(int){1}, sizeof(int)), 0);
+    static char fill[65536]; // the client reads it first
+    ssize_t n = send(e.fds[0], fill, sizeof(fill), MSG_DONTWAIT), got;
+    assert_true(n > 0 && n < (ssize_t)sizeof(fill));
+    assert_int_equal(http_tls_proceed(e.session), HTTP_TLS_WRITES);
+    assert_true(http_tls_is_signed(e.session));
+    while (n > 0 && (got = recv(e.fds[1], fill, (size_t)n, 0)) > 0)
+        n -= got;
+    assert_int_equal(shake_hands(&e, 100), HTTP_TLS_COMPLETE);
+    ends_done(&e);
+}
+
+static void slow_groups_are_not_agreed_on(void **state)
+{
+    static const char *const slow[] = {"SECP521R1", "X448", "FFDHE2048"}, *const fast[] = {
+                                                                              "X25519", "SECP256R1",
+                                                                              "SECP384R1"};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(slow); i++) {
+        char version[128];
+        struct ends e;
+        snprintf(version, sizeof(version), TLS_1_3 ":-GROUP-ALL:+GROUP-%s", slow[i]);
+        ends_init(&e, version);
+        assert_int_equal(shake_hands(&e, 100), HTTP_TLS_FAILED);
+        ends_done(&e);
+        snprintf(version, sizeof(version), TLS_1_3 ":-GROUP-ALL:+GROUP-%s", fast[i]);
+        ends_init(&e, version);
+        assert_int_equal(shake_hands(&e, 100), HTTP_TLS_COMPLETE);
+        ends_done(&e);
+    }
+}
+
+static void a_high_descriptor_is_refused(void **state)
+{
+    (void)state;
+    struct http_tls_session *s;
+    assert_int_equal(http_tls_session_new(1 << 20, &s), -EMFILE);
+    assert_string_equal(fail_text(), "http: a descriptor is not below 1048576");
+}
+
+/* libmicrohttpd calls gnutls_init() for a connection that it gets. */
+static void an_adopted_session_is_the_next_one_that_is_made(void **state)
+{
+    (void)state;
+    struct ends e;
+    gnutls_session_t s;
+    ends_init(&e, TLS_1_3);
+    assert_int_equal(shake_hands(&e, 100), HTTP_TLS_COMPLETE);
+    assert_null(http_tls_adopt(e.session));
+    assert_int_equal(gnutls_init(&s, GNUTLS_SERVER), 0);
+    assert_ptr_equal(s, e.server);
+    assert_int_equal(gnutls_init(&s, GNUTLS_SERVER), 0);
+    assert_ptr_not_equal(s, e.server);
+    gnutls_deinit(s);
+    assert_null(http_tls_adopt(e.session));
+    assert_ptr_equal(http_tls_adopt(NULL), e.session); // it was not taken
+    ends_done(&e);
+}
+
 /* A small buffer lets the record arrive in pieces. */
 static void the_first_record_may_come_in_pieces(void **state)
 {
@@ -274,7 +351,7 @@ static void the_first_record_may_come_in_pieces(void **state)
     (void)state;
     struct ends e;
     ends_init(&e, TLS_1_2);
-    assert_int_equal(shake_hands(&e, 7000), 0);
+    assert_int_equal(shake_hands(&e, 7000), HTTP_TLS_COMPLETE);
     assert_int_equal(setsockopt(e.fds[1], SOL_SOCKET, SO_SNDBUF, &(int){1}, sizeof(int)), 0);
     ssize_t sent = gnutls_record_send(e.client, data, sizeof(data)), got;
     assert_int_equal(sent, GNUTLS_E_AGAIN);
@@ -306,7 +383,7 @@ static void data_after_a_new_key_is_not_waited_for(void **state)
     (void)state;
     struct ends e;
     ends_init(&e, TLS_1_3);
-    assert_int_equal(shake_hands(&e, 100), 0);
+    assert_int_equal(shake_hands(&e, 100), HTTP_TLS_COMPLETE);
     send_data(&e);
     assert_int_equal(gnutls_session_key_update(e.client, 0), 0);
     assert_int_equal(gnutls_record_send(e.client, "more", 4), 4);
@@ -320,7 +397,7 @@ static void a_client_of_the_process_reads_as_usual(void **state)
     struct ends e;
     char got[100];
     ends_init(&e, TLS_1_3);
-    assert_int_equal(shake_hands(&e, 100), 0);
+    assert_int_equal(shake_hands(&e, 100), HTTP_TLS_COMPLETE);
     assert_int_equal(gnutls_record_send(e.server, "more", 4), 4);
     ssize_t n = gnutls_record_recv(e.client, got, sizeof(got));
     if (n == GNUTLS_E_AGAIN) // a ticket came first
@@ -381,7 +458,7 @@ static void empty_records_of_tls_1_2_leave_turns_to_others(void **state)
     (void)state;
     struct ends e;
     ends_init(&e, TLS_1_2 ":-CIPHER-ALL:+AES-128-GCM");
-    assert_int_equal(shake_hands(&e, 100), 0);
+    assert_int_equal(shake_hands(&e, 100), HTTP_TLS_COMPLETE);
     send_empty_records(&e, N);
     assert_int_equal(gnutls_record_send(e.client, "more", 4), 4);
     assert_in_range(n_interrupted(&e, 4), 2 * N / HTTP_TLS_READS_MAX, N);
@@ -394,7 +471,7 @@ static void empty_records_leave_turns_to_others(void **state)
     (void)state;
     struct ends e;
     ends_init(&e, TLS_1_3);
-    assert_int_equal(shake_hands(&e, 100), 0);
+    assert_int_equal(shake_hands(&e, 100), HTTP_TLS_COMPLETE);
     for (unsigned k = 0; k < N; k++)
         assert_int_equal(gnutls_record_send2(e.client, "", 0, 1, 0), 0);
     assert_int_equal(gnutls_record_send(e.client, "more", 4), 4);
@@ -423,7 +500,7 @@ static void records_without_data_have_few_bytes(void **state)
     (void)state;
     struct ends e;
     ends_init(&e, TLS_1_2);
-    assert_int_equal(shake_hands(&e, 100), 0);
+    assert_int_equal(shake_hands(&e, 100), HTTP_TLS_COMPLETE);
     for (unsigned i = 0; i < 4; i++) {
         send_data(&e);
         assert_int_equal(send_alerts(&e, FEW), FEW);
@@ -432,19 +509,25 @@ static void records_without_data_have_few_bytes(void **state)
     ends_done(&e);
 }
 
+#define CASE(name) cmocka_unit_test_setup_teardown(name, use_usual_files, remove_usual_files)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_gnutls_cannot_read_is_refused),
         cmocka_unit_test(large_rsa_keys_are_refused),
         cmocka_unit_test(a_handshake_gets_the_chain_and_the_key),
-        cmocka_unit_test(a_handshake_has_few_bytes),
-        cmocka_unit_test(the_first_record_may_come_in_pieces),
-        cmocka_unit_test(data_after_a_new_key_is_not_waited_for),
-        cmocka_unit_test(a_client_of_the_process_reads_as_usual),
-        cmocka_unit_test(empty_records_leave_turns_to_others),
-        cmocka_unit_test(empty_records_of_tls_1_2_leave_turns_to_others),
-        cmocka_unit_test(records_without_data_have_few_bytes),
+        CASE(a_handshake_has_few_bytes),
+        CASE(a_handshake_says_what_it_waits_for),
+        CASE(slow_groups_are_not_agreed_on),
+        CASE(a_high_descriptor_is_refused),
+        CASE(an_adopted_session_is_the_next_one_that_is_made),
+        CASE(the_first_record_may_come_in_pieces),
+        CASE(data_after_a_new_key_is_not_waited_for),
+        CASE(a_client_of_the_process_reads_as_usual),
+        CASE(empty_records_leave_turns_to_others),
+        CASE(empty_records_of_tls_1_2_leave_turns_to_others),
+        CASE(records_without_data_have_few_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -56,8 +56,8 @@ struct rpc_stream *__wrap_rpc_stream_new(struct rpc_client *c, const char *path,
 ssize_t __wrap_rpc_stream_send(struct rpc_stream *s, struct rpc_msg *msg)
 {
     (void)s;
-    Tandem__V1__TokenizeRequest *m = (Tandem__V1__TokenizeRequest *)rpc_unpack(
-        &tandem__v1__tokenize_request__descriptor, msg);
+    Tandem__V1__TokenizeRequest *m =
+        (Tandem__V1__TokenizeRequest *)rpc_unpack(&tandem__v1__tokenize_request__descriptor, msg);
     assert_int_equal(m->text.len, 1);
     assert_int_equal(m->text.data[0], 'x');
     tandem__v1__tokenize_request__free_unpacked(m, NULL);
@@ -186,6 +186,13 @@ static void a_call_may_end_before_its_stream_is_known(void **state)
     assert_true(streams[0].freed);
 }
 
+static void a_verifier_that_cancels_a_call_is_lost(void **state)
+{
+    make(state);
+    ends(0, RPC_CANCELLED);
+    hears(state, RPC_UNAVAILABLE, "as you asked", 0);
+}
+
 static void a_stop_cancels_the_calls_that_run(void **state)
 {
     char users[5];
@@ -195,7 +202,7 @@ static void a_stop_cancels_the_calls_that_run(void **state)
     static const unsigned ended[] = {2, 4, 0}; // the middle, the newest, the oldest
     for (size_t i = 0; i < ARRAY_LEN(ended); i++) {
         ends(ended[i], RPC_CANCELLED);
-        hears(&users[ended[i]], RPC_CANCELLED, "as you asked", 0); // not stopped yet
+        hears(&users[ended[i]], RPC_UNAVAILABLE, "as you asked", 0); // not stopped yet
     }
     unary_calls_stop(calls, "stopping");
     for (unsigned i = 0; i < 5; i++)
@@ -231,6 +238,7 @@ int main(void)
         CASE(ok_without_a_reply_is_an_error),
         CASE(an_error_has_no_reply),
         CASE(a_call_may_end_before_its_stream_is_known),
+        CASE(a_verifier_that_cancels_a_call_is_lost),
         CASE(a_stop_cancels_the_calls_that_run),
         CASE(without_memory_there_is_no_call),
     };
