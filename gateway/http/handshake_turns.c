@@ -3,14 +3,13 @@
 #include <stddef.h>
 
 void handshake_turns_enter(struct handshake_turns *t, struct handshake_turn *turn,
-                           const struct address *a, bool is_signed)
+                           const struct address *a)
 {
     struct address site = address_site(a);
     struct handshake_turn **at = &t->first;
     *turn = (struct handshake_turn){
         .since_us = t->virtual_us,
-        .entry = (uint32_t)(address_hash(&site, t->secret) % HANDSHAKE_TURNS_ENTRIES),
-        .is_signed = is_signed};
+        .entry = (uint32_t)(address_hash(&site, t->secret) % HANDSHAKE_TURNS_ENTRIES)};
     while (*at)
         at = &(*at)->next;
     *at = turn;
@@ -22,26 +21,17 @@ static int64_t start_of(const struct handshake_turns *t, const struct handshake_
     return turn->since_us > end_us ? turn->since_us : end_us;
 }
 
-static bool is_before(const struct handshake_turns *t, const struct handshake_turn *a,
-                      const struct handshake_turn *b)
-{
-    if (a->is_signed || b->is_signed)
-        return a->is_signed && !b->is_signed;
-    return start_of(t, a) < start_of(t, b);
-}
-
 struct handshake_turn *handshake_turns_next(struct handshake_turns *t)
 {
     struct handshake_turn **best = &t->first, *turn;
     for (struct handshake_turn **at = best; *at; at = &(*at)->next)
-        if (is_before(t, *at, *best))
+        if (start_of(t, *at) < start_of(t, *best))
             best = at;
     turn = *best;
     if (!turn)
         return NULL;
     *best = turn->next;
-    if (!turn->is_signed)
-        t->virtual_us = start_of(t, turn);
+    t->virtual_us = start_of(t, turn);
     return turn;
 }
 

@@ -7,14 +7,10 @@
  * that has waited longest. So an address with a few handshakes waits for about one of each
  * other address, however many these have.
  *
- * What remains after the signature is short, and belongs to a handshake that had its turn. It is
- * next.
- *
  * The table has a fixed size. Addresses that meet in one entry share its time.
  *
  * Threads: one. */
 #pragma once
-#include <stdbool.h>
 #include <stdint.h>
 #include "gateway/http/address.h"
 
@@ -26,7 +22,6 @@ struct handshake_turn {
     struct handshake_turn *next;
     int64_t since_us; // in virtual time
     uint32_t entry;   // of its address
-    bool is_signed;
 };
 
 struct handshake_turns {          // zeroed at first, except for the secret
@@ -36,9 +31,9 @@ struct handshake_turns {          // zeroed at first, except for the secret
     uint64_t secret; // random: clients must not choose addresses that meet in one entry
 };
 
-/* The handshake of this address waits. is_signed: it has had its signature. */
+/* The handshake of this address waits. */
 void handshake_turns_enter(struct handshake_turns *t, struct handshake_turn *turn,
-                           const struct address *a, bool is_signed);
+                           const struct address *a);
 /* Removes the one whose turn it is. NULL: none waits. */
 struct handshake_turn *handshake_turns_next(struct handshake_turns *t);
 /* The turn took this CPU time. */

@@ -125,8 +125,7 @@ static void collect_events(struct handshakes *h)
     for (int i = 0; i < n; i++) {
         struct handshake *k = events[i].data.ptr;
         if (k)
-            handshake_turns_enter(&h->turns, &k->turn, &k->peer,
-                                  k->session && http_tls_is_signed(k->session));
+            handshake_turns_enter(&h->turns, &k->turn, &k->peer);
     }
 }
 

@@ -26,7 +26,6 @@ static struct input {
     atomic_uint n;            // bytes since the application got some
     atomic_uint n_reads;      // that this call of gnutls_record_recv() may still make
     atomic_bool complete;     // the handshake
-    bool is_signed;           // the key has signed for it
 } inputs[MAX_FDS];
 
 static struct {
@@ -160,11 +159,8 @@ static int on_hello(gnutls_session_t session, const struct gnutls_cert_retr_st *
                     gnutls_pcert_st **ret_chain, unsigned *ret_n, gnutls_ocsp_data_st **ocsp,
                     unsigned *n_ocsp, gnutls_privkey_t *ret_key, unsigned *flags)
 {
-    (void)info;
-    struct input *in = input_of(session);
+    (void)session, (void)info;
     AUTO(cert_text_unref) struct cert_text *t = cert_files_text(in_use.files);
-    if (in)
-        in->is_signed = true;
     *ocsp = NULL;
     *n_ocsp = 0;
     *flags = GNUTLS_CERT_RETR_DEINIT_ALL;
@@ -205,7 +201,6 @@ int http_tls_session_new(int fd, struct http_tls_session **ret)
                                        on_finished);
     struct input *in = &inputs[fd];
     in->session = session;
-    in->is_signed = false;
     atomic_store(&in->n, 0);
     atomic_store(&in->complete, false);
     *ret = (struct http_tls_session *)session;
@@ -216,11 +211,6 @@ void http_tls_session_free(struct http_tls_session *s)
 {
     if (s)
         gnutls_deinit(gnutls_of(s));
-}
-
-bool http_tls_is_signed(const struct http_tls_session *s)
-{
-    return input_of(gnutls_of(s))->is_signed;
 }
 
 struct http_tls_session *http_tls_adopt(struct http_tls_session *s)

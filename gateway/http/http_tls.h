@@ -5,7 +5,6 @@
  * libmicrohttpd calls these. Established connections keep the certificate that they began with.
  * Only this file includes GnuTLS. Private to gateway/http, except http_tls_check(). */
 #pragma once
-#include <stdbool.h>
 #include "base/cert.h"
 
 struct http_tls_session;
@@ -41,8 +40,6 @@ int http_tls_session_new(int fd, struct http_tls_session **ret);
 void http_tls_session_free(struct http_tls_session *s); // before its socket is closed
 /* Continues the handshake until it needs more bytes. FAILED: the client has got an alert. */
 enum http_tls_step http_tls_proceed(struct http_tls_session *s);
-/* Whether the certificate's key has signed for the session. */
-bool http_tls_is_signed(const struct http_tls_session *s);
 /* The next connection that this thread adds to libmicrohttpd gets this session, whose handshake is
  * complete. Returns what an earlier call has left. NULL: none. */
 struct http_tls_session *http_tls_adopt(struct http_tls_session *s);

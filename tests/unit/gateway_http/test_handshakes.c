@@ -34,7 +34,6 @@ static int filled; // bytes in a full socket
 int __wrap_http_tls_session_new(int fd, struct http_tls_session **ret);
 void __wrap_http_tls_session_free(struct http_tls_session *s);
 enum http_tls_step __wrap_http_tls_proceed(struct http_tls_session *s);
-bool __wrap_http_tls_is_signed(const struct http_tls_session *s);
 
 static struct client *client_of(int fd)
 {
@@ -84,12 +83,6 @@ enum http_tls_step __wrap_http_tls_proceed(struct http_tls_session *s)
            : what == FULL     ? HTTP_TLS_WRITES
            : what == COMPLETE ? HTTP_TLS_COMPLETE
                               : HTTP_TLS_FAILED;
-}
-
-bool __wrap_http_tls_is_signed(const struct http_tls_session *s)
-{
-    assert_true(client_of(s->fd)->has_session);
-    return false;
 }
 
 static void on_done(void *user, void *client, struct http_tls_session *session)
