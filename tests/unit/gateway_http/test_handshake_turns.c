@@ -110,7 +110,7 @@ static void turns_that_take_no_time_cost_something(void **state)
     assert_int_equal(next(0), other);
 }
 
-/* A client that holds many handshakes before their signature, by asking for a retry, gains nothing. */
+/* A client that holds many of them before their signature, by a retry, gains nothing. */
 static void handshakes_that_continue_wait_as_new_ones(void **state)
 {
     (void)state;
