@@ -12,6 +12,7 @@ struct address_count {
     unsigned n;          // regular connections
     unsigned n_reserved; // connections of the reserve
     unsigned n_refs;
+    int64_t displace_us; // from when on it may displace a connection beside the common rate
     struct address_count *next;
 };
 

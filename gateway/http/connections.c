@@ -1,5 +1,7 @@
 /* connections.c - the open connections, and the thread that watches them. */
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -36,7 +38,9 @@
 #define END_AGAIN_US 10000 // shut down again: an accepted connection may be added late
 #define TAKE_MAX 64        // connections accepted before other events are handled
 /* Per second: new connections of addresses with many that end another one. A place is searched for
- * among all connections, and what libmicrohttpd does for one takes 0.1 ms. */
+ * among all connections, and what libmicrohttpd does for one takes 0.1 ms. OWN: of each address,
+ * MAX: of all together in addition. */
+#define DISPLACE_OWN 10
 #define DISPLACE_MAX 200
 /* After this time without work on its answer, a request may lose its place to an address with fewer
  * connections. A verifier that hangs would otherwise hold the places of all who ask it. */
@@ -83,7 +87,7 @@ struct connections {
     unsigned n_active, n_open;     // n_open: accepted ones included
     unsigned n_reserved, n_ending; // parts of n_open
     struct address_counts counts;
-    int64_t displace_us; // from when on an address with many may displace another connection
+    int64_t displace_us; // from when on any address with many may displace another connection
 
     struct handshakes *handshakes; // NULL: no TLS
     struct metric *refused;
@@ -350,19 +354,26 @@ static bool free_place(struct connections *s, const struct connection *to, bool 
     return true;
 }
 
+/* The next one of per_s per second, and as many together after a second without any. */
+static bool is_in_rate(int64_t *next_us, unsigned per_s, int64_t now_us)
+{
+    int64_t second_ago_us = now_us - 1000000;
+    if (*next_us > now_us)
+        return false;
+    *next_us = (*next_us > second_ago_us ? *next_us : second_ago_us) + 1000000 / per_s;
+    return true;
+}
+
 /* With the lock. Whether k may end another connection. If its address has no more than an equal
  * share, it always may. */
 static bool may_displace(struct connections *s, const struct connection *k, bool over_address)
 {
-    int64_t now_us = clock_us(), second_ago_us = now_us - 1000000;
+    int64_t now_us = clock_us();
     bool has_many = k->count && k->count->n > s->o.max_connections / s->counts.n;
     if (!over_address && !has_many)
         return true;
-    if (s->displace_us > now_us)
-        return false;
-    s->displace_us =
-        (s->displace_us > second_ago_us ? s->displace_us : second_ago_us) + 1000000 / DISPLACE_MAX;
-    return true;
+    return is_in_rate(&k->count->displace_us, DISPLACE_OWN, now_us) ||
+           is_in_rate(&s->displace_us, DISPLACE_MAX, now_us);
 }
 
 /* With the lock. false: the connection gets no place. */
@@ -455,8 +466,12 @@ static void admit(struct connections *s, int fd, const struct sockaddr *a, sockl
         count_refusal(s);
     } else if (!s->handshakes) {
         pass_on(s, k, a, len, NULL);
-    } else if (handshakes_add(s->handshakes, fd, &peer, k) < 0) {
-        on_no_handshake(s, k);
+    } else {
+        /* Else the first answer would wait until the client acknowledges the end of the handshake,
+         * which takes 40 ms. libmicrohttpd sets it too late. */
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+        if (handshakes_add(s->handshakes, fd, &peer, k) < 0)
+            on_no_handshake(s, k);
     }
 }
 

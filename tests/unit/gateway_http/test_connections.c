@@ -2,6 +2,7 @@
  * server, the requests and the clock are fakes (--wrap). */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -493,6 +494,10 @@ static void a_connection_opens_after_its_handshake(void **state)
     assert_int_equal(b.server, shaking.v[0].fd);
     b.k = connections_open(conns, b.server, (struct MHD_Connection *)&accepted);
     assert_ptr_equal(b.k, shaking.v[0].client);
+    int no_delay = 0;
+    socklen_t len = sizeof(no_delay);
+    assert_int_equal(getsockopt(b.server, IPPROTO_TCP, TCP_NODELAY, &no_delay, &len), 0);
+    assert_true(no_delay); // its first answer waits for no acknowledgement
     assert_false(is_ended(&b, false));
     close_both(&b);
     finish();
@@ -560,7 +565,7 @@ static void handshakes_go_on_during_a_drain(void **state)
 /* One that has no more than its share always displaces one. */
 static void addresses_with_many_displace_few(void **state)
 {
-    enum { SECOND = 200 }; // that one second permits
+    enum { OWN = 10, ALL = 200, SECOND = OWN + 1 + ALL }; // that one second permits
     (void)state;
     serve_with(&usual, accept_it, &accepted);
     atomic_store(&still_us, 1000 * S);
@@ -580,9 +585,20 @@ static void addresses_with_many_displace_few(void **state)
     assert_int_equal(n_refused(), before + 1);
     assert_false(is_ended(&b[0], false) || is_ended(&b[1], false));
     atomic_fetch_add(&still_us, 1);
-    struct both others[] = {open_from(2), open_from(2), open_from(3)};
+    struct both others[] = {open_from(2), {0}, {0}};
+    atomic_fetch_add(&still_us, 1);
+    others[1] = open_from(2);
+    others[2] = open_from(3);
     assert_true(is_ended(&b[at], true));
-    atomic_fetch_add(&still_us, S / SECOND);
+    for (unsigned i = 0; i <= OWN; i++) { // the rate of all is used up, but not its own
+        atomic_fetch_add(&still_us, 1);
+        struct both next = open_from(2);
+        assert_true(is_ended(&others[i % 2], true));
+        close_both(&others[i % 2]);
+        others[i % 2] = next;
+    }
+    await_close(connect_from(2));
+    atomic_fetch_add(&still_us, S / ALL);
     close_both(&b[at]);
     b[at] = open_from(1);
     assert_true(is_ended(&b[!at], true));
