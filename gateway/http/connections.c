@@ -294,10 +294,12 @@ void connections_end(struct connections *s, int64_t timeout_us)
 
 /* ---- new connections ---- */
 
-/* The thread that reads from it closes it. */
-static void shut_down(const struct connection *k)
+/* With the lock. The thread that reads from it closes it. */
+static void shut_down(struct connections *s, const struct connection *k)
 {
     shutdown(k->fd, SHUT_RDWR);
+    if (k->shakes)
+        handshakes_end(s->handshakes, k);
     if (k->c)
         http_watch_wake(k->c);
 }
@@ -350,7 +352,7 @@ static bool free_place(struct connections *s, const struct connection *to, bool 
     drop_count(s, found);
     found->ending = true;
     s->n_ending++;
-    shut_down(found);
+    shut_down(s, found);
     return true;
 }
 
@@ -552,7 +554,7 @@ static struct http_request *find_hung_up_request(struct connections *s, int fd)
 }
 
 /* Answers 408. A connection that is idle after a request is closed without an answer. */
-static void time_out(const struct connections *s, struct connection *k, int64_t limit_us)
+static void time_out(struct connections *s, struct connection *k, int64_t limit_us)
 {
     bool can_answer = !s->o.certs && !(k->phase == CONNECTION_IDLE && k->used);
     char text[FAIL_TEXT_MAX];
@@ -567,7 +569,7 @@ static void time_out(const struct connections *s, struct connection *k, int64_t 
                body.len, body.data);
     if (can_answer)
         (void)!send(k->fd, head.data, head.len, MSG_DONTWAIT | MSG_NOSIGNAL);
-    shut_down(k);
+    shut_down(s, k);
     buf_done(&head);
     buf_done(&body);
 }
@@ -596,12 +598,12 @@ static void check_connection(struct connections *s, struct connection *k, int64_
     else if (!k->c && !k->shakes)
         return; // libmicrohttpd will open it
     else if (k->ending)
-        shut_down(k); // in each tick until it is closed
+        shut_down(s, k); // in each tick until it is closed
     else if (k->phase != CONNECTION_ANSWERING && age_us > limit_us)
         time_out(s, k, limit_us);
     else if (k->phase != CONNECTION_ANSWERING && k->hung_up && age_us > CLOSED_READ_US &&
              is_silent(k, now_us))
-        shut_down(k); // no answer is due
+        shut_down(s, k); // no answer is due
     else if (k->phase == CONNECTION_ANSWERING && k->r && http_watch_tick(k->r, now_us))
         shutdown(k->fd, SHUT_RDWR);
 }

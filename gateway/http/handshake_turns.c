@@ -35,6 +35,15 @@ struct handshake_turn *handshake_turns_next(struct handshake_turns *t)
     return turn;
 }
 
+void handshake_turns_leave(struct handshake_turns *t, const struct handshake_turn *turn)
+{
+    struct handshake_turn **at = &t->first;
+    while (*at && *at != turn)
+        at = &(*at)->next;
+    if (*at)
+        *at = turn->next;
+}
+
 void handshake_turns_end(struct handshake_turns *t, const struct handshake_turn *turn,
                          int64_t took_us)
 {

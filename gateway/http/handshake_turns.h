@@ -36,6 +36,8 @@ void handshake_turns_enter(struct handshake_turns *t, struct handshake_turn *tur
                            const struct address *a);
 /* Removes the one whose turn it is. NULL: none waits. */
 struct handshake_turn *handshake_turns_next(struct handshake_turns *t);
+/* Removes this one, if it waits. */
+void handshake_turns_leave(struct handshake_turns *t, const struct handshake_turn *turn);
 /* The turn took this CPU time. */
 void handshake_turns_end(struct handshake_turns *t, const struct handshake_turn *turn,
                          int64_t took_us);

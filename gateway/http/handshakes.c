@@ -23,6 +23,7 @@ struct handshake {
     int fd;
     struct address peer;
     void *client;
+    bool ends;                        // with the lock
     struct http_tls_session *session; // NULL: the client has sent nothing yet
 };
 
@@ -34,7 +35,7 @@ struct handshakes {
     bool runs;
     atomic_bool stopping;
     int epoll_fd, wake_fd;
-    pthread_mutex_t mu; // guards `all`
+    pthread_mutex_t mu; // guards `all` and what handshakes_end() says
     struct handshake *all;
     struct handshake_turns turns;
 };
@@ -75,6 +76,15 @@ int handshakes_add(struct handshakes *h, int fd, const struct address *a, void *
     take_out(h, k);
     free(k);
     return fail(-ENOMEM, "http: no memory to watch a connection");
+}
+
+void handshakes_end(struct handshakes *h, const void *client)
+{
+    pthread_mutex_lock(&h->mu);
+    for (struct handshake *k = h->all; k; k = k->next)
+        k->ends |= k->client == client;
+    pthread_mutex_unlock(&h->mu);
+    eventfd_write(h->wake_fd, 1);
 }
 
 /* ---- the thread ---- */
@@ -118,15 +128,40 @@ static void take_turn(struct handshakes *h, struct handshake *k)
     end(h, k, step == HTTP_TLS_COMPLETE);
 }
 
+/* One that shall end; NULL: none. */
+static struct handshake *find_ending(struct handshakes *h)
+{
+    pthread_mutex_lock(&h->mu);
+    struct handshake *k = h->all;
+    while (k && !k->ends)
+        k = k->next;
+    pthread_mutex_unlock(&h->mu);
+    return k;
+}
+
+static void end_some(struct handshakes *h)
+{
+    eventfd_t n;
+    eventfd_read(h->wake_fd, &n);
+    for (struct handshake *k; (k = find_ending(h));) {
+        handshake_turns_leave(&h->turns, &k->turn);
+        end(h, k, false);
+    }
+}
+
 static void collect_events(struct handshakes *h)
 {
     struct epoll_event events[64];
+    bool is_woken = false;
     int n = epoll_wait(h->epoll_fd, events, ARRAY_LEN(events), h->turns.first ? 0 : -1);
     for (int i = 0; i < n; i++) {
         struct handshake *k = events[i].data.ptr;
+        is_woken |= !k;
         if (k)
             handshake_turns_enter(&h->turns, &k->turn, &k->peer);
     }
+    if (is_woken)
+        end_some(h); // after the events, some of which may be theirs
 }
 
 static void *run(void *arg)

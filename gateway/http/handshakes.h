@@ -25,5 +25,8 @@ void handshakes_stop(struct handshakes *h);
 void handshakes_free(struct handshakes *h); // stops it first; h may be NULL
 
 /* Shakes hands with this client over a socket that does not block. The socket must stay open until
- * done() or failed(). To end the handshake, shut it down. -ENOMEM: neither is called. */
+ * done() or failed(). -ENOMEM: neither is called. */
 int handshakes_add(struct handshakes *h, int fd, const struct address *a, void *client);
+/* failed() shall be called soon, without waiting for a turn. Nothing happens if the handshake of
+ * this client has ended. */
+void handshakes_end(struct handshakes *h, const void *client);

@@ -104,6 +104,7 @@ static struct {
         int fd;
         struct address peer;
         void *client;
+        atomic_bool ends;
     } v[8];
     atomic_uint n;
     atomic_bool fails; // to begin one
@@ -114,6 +115,7 @@ int __wrap_handshakes_new(handshakes_done_fn *done, handshakes_failed_fn *failed
                           struct handshakes **ret);
 void __wrap_handshakes_stop(struct handshakes *h);
 void __wrap_handshakes_free(struct handshakes *h);
+void __wrap_handshakes_end(struct handshakes *h, const void *client);
 int __wrap_handshakes_add(struct handshakes *h, int fd, const struct address *a, void *client);
 
 int __wrap_handshakes_new(handshakes_done_fn *done, handshakes_failed_fn *failed, void *user,
@@ -134,6 +136,14 @@ void __wrap_handshakes_stop(struct handshakes *h)
     shaking.rest = 0;
 }
 
+void __wrap_handshakes_end(struct handshakes *h, const void *client)
+{
+    assert_ptr_equal(h, &shaking);
+    for (unsigned i = 0; i < shaking.n; i++)
+        if (shaking.v[i].client == client)
+            atomic_store(&shaking.v[i].ends, true);
+}
+
 void __wrap_handshakes_free(struct handshakes *h)
 {
     (void)h;
@@ -145,6 +155,7 @@ int __wrap_handshakes_add(struct handshakes *h, int fd, const struct address *a,
     assert_ptr_equal(h, &shaking);
     if (atomic_load(&shaking.fails))
         return -ENOMEM;
+    shaking.v[n].ends = false;
     shaking.v[n].fd = fd;
     shaking.v[n].peer = *a;
     shaking.v[n].client = client;
@@ -531,9 +542,11 @@ static void handshakes_give_their_places_and_have_a_time_limit(void **state)
     struct both third = {.client = connect_to_shake(1)}; // an address may have two
     assert_true(is_ended(&first, true));
     assert_false(is_ended(&second, false) || is_ended(&third, false));
+    assert_true(shaking.v[0].ends && !shaking.v[1].ends && !shaking.v[2].ends);
     shaking.failed(shaking.user, shaking.v[0].client);
     atomic_fetch_add(&ahead_us, usual.request_us);
     assert_true(is_ended(&second, true) && is_ended(&third, true));
+    assert_true(shaking.v[1].ends && shaking.v[2].ends);
     for (unsigned i = 1; i < 3; i++)
         shaking.failed(shaking.user, shaking.v[i].client);
     assert_int_equal(connections_n_open(conns), 0);

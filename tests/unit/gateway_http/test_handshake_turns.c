@@ -125,6 +125,18 @@ static void handshakes_that_continue_wait_as_new_ones(void **state)
     assert_int_equal(next(COST), other);
 }
 
+static void one_may_leave(void **state)
+{
+    (void)state;
+    unsigned a = enter("192.0.2.1"), b = enter("192.0.2.1"), c = enter("192.0.2.1");
+    handshake_turns_leave(&turns, &v[b]);
+    handshake_turns_leave(&turns, &v[b]); // it no longer waits
+    assert_int_equal(next(COST), a);
+    handshake_turns_leave(&turns, &v[a]);
+    assert_int_equal(next(COST), c);
+    assert_null(handshake_turns_next(&turns));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -134,6 +146,7 @@ int main(void)
         cmocka_unit_test_setup(idle_time_gives_no_credit, reset),
         cmocka_unit_test_setup(turns_that_take_no_time_cost_something, reset),
         cmocka_unit_test_setup(handshakes_that_continue_wait_as_new_ones, reset),
+        cmocka_unit_test_setup(one_may_leave, reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,6 +28,7 @@ static struct client {
 } clients[4];
 static struct handshakes *h;
 static atomic_bool no_session;
+static atomic_bool held; // turns last as long as this
 static atomic_int nice_of_thread;
 static int filled; // bytes in a full socket
 
@@ -75,6 +76,8 @@ enum http_tls_step __wrap_http_tls_proceed(struct http_tls_session *s)
     char what = 0;
     atomic_fetch_add(&c->n_steps, 1);
     atomic_store(&nice_of_thread, getpriority(PRIO_PROCESS, 0));
+    while (atomic_load(&held))
+        poll(NULL, 0, 1);
     if (recv(s->fd, &what, 1, MSG_DONTWAIT) <= 0)
         return atomic_load(&c->n_steps) > 1 && filled ? HTTP_TLS_COMPLETE : HTTP_TLS_FAILED;
     if (what == FULL)
@@ -218,6 +221,29 @@ static void a_handshake_that_fails_is_ended(void **state)
     atomic_store(&no_session, false);
 }
 
+/* While a turn of another one lasts, and also if the client has sent all. */
+static void one_may_be_ended_before_its_turn(void **state)
+{
+    (void)state;
+    add(&clients[0]);
+    handshakes_end(h, &clients[0]); // it waits for its client
+    await(&clients[0].n_failed, 1);
+    handshakes_end(h, &clients[0]); // it has ended
+    for (unsigned i = 1; i < 4; i++)
+        add(&clients[i]);
+    atomic_store(&held, true);
+    sends(&clients[1], COMPLETE);
+    await(&clients[1].n_steps, 1); // its turn lasts
+    sends(&clients[2], COMPLETE);
+    sends(&clients[3], COMPLETE);
+    handshakes_end(h, &clients[2]);
+    atomic_store(&held, false);
+    await(&clients[1].n_done, 1);
+    await(&clients[2].n_failed, 1);
+    await(&clients[3].n_done, 1);
+    assert_int_equal(clients[2].n_steps, 0);
+}
+
 static void the_end_ends_all_that_are_left(void **state)
 {
     (void)state;
@@ -258,7 +284,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(each_step_follows_the_clients_bytes), CASE(handshakes_go_on_beside_each_other),
         CASE(a_full_socket_is_waited_for),         CASE(a_handshake_that_fails_is_ended),
-        CASE(the_end_ends_all_that_are_left),      CASE(failures_of_the_system_are_errors),
+        CASE(one_may_be_ended_before_its_turn),    CASE(the_end_ends_all_that_are_left),
+        CASE(failures_of_the_system_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
