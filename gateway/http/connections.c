@@ -434,6 +434,9 @@ static void on_handshake(void *user, void *client, struct http_tls_session *sess
     struct sockaddr_storage a = {0}; // no longer known if the client has hung up
     socklen_t len = sizeof(a);
     getpeername(k->fd, (struct sockaddr *)&a, &len);
+    /* Acknowledges the end of the handshake. With TLS 1.3 the server sends nothing after it, and a
+     * client with Nagle's algorithm would keep its first request back for 40 ms. */
+    setsockopt(k->fd, IPPROTO_TCP, TCP_QUICKACK, &(int){1}, sizeof(int));
     pthread_mutex_lock(&s->listen_mu);
     pthread_mutex_lock(&s->mu);
     k->shakes = false;
@@ -468,12 +471,8 @@ static void admit(struct connections *s, int fd, const struct sockaddr *a, sockl
         count_refusal(s);
     } else if (!s->handshakes) {
         pass_on(s, k, a, len, NULL);
-    } else {
-        /* Else the first answer would wait until the client acknowledges the end of the handshake,
-         * which takes 40 ms. libmicrohttpd sets it too late. */
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-        if (handshakes_add(s->handshakes, fd, &peer, k) < 0)
-            on_no_handshake(s, k);
+    } else if (handshakes_add(s->handshakes, fd, &peer, k) < 0) {
+        on_no_handshake(s, k);
     }
 }
 

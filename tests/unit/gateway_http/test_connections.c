@@ -2,7 +2,6 @@
  * server, the requests and the clock are fakes (--wrap). */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -505,10 +504,6 @@ static void a_connection_opens_after_its_handshake(void **state)
     assert_int_equal(b.server, shaking.v[0].fd);
     b.k = connections_open(conns, b.server, (struct MHD_Connection *)&accepted);
     assert_ptr_equal(b.k, shaking.v[0].client);
-    int no_delay = 0;
-    socklen_t len = sizeof(no_delay);
-    assert_int_equal(getsockopt(b.server, IPPROTO_TCP, TCP_NODELAY, &no_delay, &len), 0);
-    assert_true(no_delay); // its first answer waits for no acknowledgement
     assert_false(is_ended(&b, false));
     close_both(&b);
     finish();
