@@ -916,7 +916,7 @@ static void phases_have_time_limits(void **state)
     set_phase(&line, CONNECTION_RECEIVING, NULL);
     set_phase(&idle, CONNECTION_IDLE, NULL);
     set_phase(&busy, CONNECTION_ANSWERING, request);
-    atomic_store(&ahead_us, 49 * S);
+    atomic_store(&ahead_us, 30 * S);
     poll(NULL, 0, TICKS_MS);
     assert_false(is_ended(&fresh, false) || is_ended(&line, false) || is_ended(&idle, false));
     unsigned woken = atomic_load(&n_woken);
@@ -926,14 +926,14 @@ static void phases_have_time_limits(void **state)
     assert_true(atomic_load(&n_woken) > woken);
     close_both(&fresh);
     close_both(&line);
-    atomic_store(&ahead_us, 99 * S);
+    atomic_store(&ahead_us, 80 * S);
     poll(NULL, 0, TICKS_MS);
     assert_false(is_ended(&idle, false));
     atomic_store(&ahead_us, 100 * S);
     receives(&idle, ""); // nobody waits for an answer
     close_both(&idle);
     unsigned ticks = atomic_load(&n_ticks);
-    atomic_store(&ahead_us, 9999 * S);
+    atomic_store(&ahead_us, 9980 * S);
     poll(NULL, 0, TICKS_MS);
     assert_false(is_ended(&busy, false));
     assert_true(atomic_load(&n_ticks) > ticks);
