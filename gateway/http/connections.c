@@ -56,6 +56,7 @@ struct connection {
     enum http_reserve reserve;
     bool ending; // shut down to free a place; no longer counted
     bool shakes; // its TLS handshake is not complete
+    struct handshake handshake;
     enum connection_phase phase;
     int64_t since_us; // start of the phase
     bool used;        // has had a request
@@ -295,11 +296,11 @@ void connections_end(struct connections *s, int64_t timeout_us)
 /* ---- new connections ---- */
 
 /* With the lock. The thread that reads from it closes it. */
-static void shut_down(struct connections *s, const struct connection *k)
+static void shut_down(struct connections *s, struct connection *k)
 {
-    shutdown(k->fd, SHUT_RDWR);
     if (k->shakes)
-        handshakes_end(s->handshakes, k);
+        handshakes_end(s->handshakes, &k->handshake);
+    shutdown(k->fd, SHUT_RDWR);
     if (k->c)
         http_watch_wake(k->c);
 }
@@ -419,10 +420,12 @@ static void count_refusal(struct connections *s)
 static void pass_on(struct connections *s, struct connection *k, const struct sockaddr *a,
                     socklen_t len, struct http_tls_session *session)
 {
-    if (s->take(s->user, k->fd, a, len, session))
+    const int fd = k->fd;
+    if (s->take(s->user, fd, a, len, session))
         return;
     pthread_mutex_lock(&s->mu);
-    remove_connection(s, k);
+    if (s->by_fd[fd] == k) // else the watcher has seen that the socket is closed
+        remove_connection(s, k);
     pthread_mutex_unlock(&s->mu);
 }
 
@@ -471,7 +474,7 @@ static void admit(struct connections *s, int fd, const struct sockaddr *a, sockl
         count_refusal(s);
     } else if (!s->handshakes) {
         pass_on(s, k, a, len, NULL);
-    } else if (handshakes_add(s->handshakes, fd, &peer, k) < 0) {
+    } else if (handshakes_add(s->handshakes, &k->handshake, fd, &peer, k) < 0) {
         on_no_handshake(s, k);
     }
 }
@@ -644,7 +647,6 @@ static void *watcher_main(void *arg)
         int64_t now_us = clock_us();
         if (now_us - tick_us < TICK_MS * 1000)
             continue;
-        tick_us = now_us;
         listen_again(s);
         pthread_mutex_lock(&s->mu);
         for (struct connection *k = s->all, *next; k; k = next) {
@@ -652,6 +654,7 @@ static void *watcher_main(void *arg)
             check_connection(s, k, now_us);
         }
         pthread_mutex_unlock(&s->mu);
+        tick_us = clock_us(); // others get the lock, however long it took
     }
     svc_asleep();
     return NULL;

@@ -9,7 +9,8 @@ void handshake_turns_enter(struct handshake_turns *t, struct handshake_turn *tur
     struct handshake_turn **at = &t->first;
     *turn = (struct handshake_turn){
         .since_us = t->virtual_us,
-        .entry = (uint32_t)(address_hash(&site, t->secret) % HANDSHAKE_TURNS_ENTRIES)};
+        .entry = (uint32_t)(address_hash(&site, t->secret) % HANDSHAKE_TURNS_ENTRIES),
+        .waits = true};
     while (*at)
         at = &(*at)->next;
     *at = turn;
@@ -31,17 +32,20 @@ struct handshake_turn *handshake_turns_next(struct handshake_turns *t)
     if (!turn)
         return NULL;
     *best = turn->next;
+    turn->waits = false;
     t->virtual_us = start_of(t, turn);
     return turn;
 }
 
-void handshake_turns_leave(struct handshake_turns *t, const struct handshake_turn *turn)
+void handshake_turns_leave(struct handshake_turns *t, struct handshake_turn *turn)
 {
     struct handshake_turn **at = &t->first;
-    while (*at && *at != turn)
+    if (!turn->waits)
+        return;
+    while (*at != turn)
         at = &(*at)->next;
-    if (*at)
-        *at = turn->next;
+    *at = turn->next;
+    turn->waits = false;
 }
 
 void handshake_turns_end(struct handshake_turns *t, const struct handshake_turn *turn,

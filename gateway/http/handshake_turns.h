@@ -11,6 +11,7 @@
  *
  * Threads: one. */
 #pragma once
+#include <stdbool.h>
 #include <stdint.h>
 #include "gateway/http/address.h"
 
@@ -22,6 +23,7 @@ struct handshake_turn {
     struct handshake_turn *next;
     int64_t since_us; // in virtual time
     uint32_t entry;   // of its address
+    bool waits;
 };
 
 struct handshake_turns {          // zeroed at first, except for the secret
@@ -37,7 +39,7 @@ void handshake_turns_enter(struct handshake_turns *t, struct handshake_turn *tur
 /* Removes the one whose turn it is. NULL: none waits. */
 struct handshake_turn *handshake_turns_next(struct handshake_turns *t);
 /* Removes this one, if it waits. */
-void handshake_turns_leave(struct handshake_turns *t, const struct handshake_turn *turn);
+void handshake_turns_leave(struct handshake_turns *t, struct handshake_turn *turn);
 /* The turn took this CPU time. */
 void handshake_turns_end(struct handshake_turns *t, const struct handshake_turn *turn,
                          int64_t took_us);

@@ -17,16 +17,6 @@
 
 #define NICE 10 // a tenth of a thread's weight: the machine's models come first
 
-struct handshake {
-    struct handshake_turn turn; // first
-    struct handshake *prev, *next;
-    int fd;
-    struct address peer;
-    void *client;
-    bool ends;                        // with the lock
-    struct http_tls_session *session; // NULL: the client has sent nothing yet
-};
-
 struct handshakes {
     handshakes_done_fn *done;
     handshakes_failed_fn *failed;
@@ -35,7 +25,7 @@ struct handshakes {
     bool runs;
     atomic_bool stopping;
     int epoll_fd, wake_fd;
-    pthread_mutex_t mu; // guards `all` and what handshakes_end() says
+    pthread_mutex_t mu; // guards `all`
     struct handshake *all;
     struct handshake_turns turns;
 };
@@ -56,11 +46,9 @@ static void take_out(struct handshakes *h, struct handshake *k)
     pthread_mutex_unlock(&h->mu);
 }
 
-int handshakes_add(struct handshakes *h, int fd, const struct address *a, void *client)
+int handshakes_add(struct handshakes *h, struct handshake *k, int fd, const struct address *a,
+                   void *client)
 {
-    struct handshake *k = calloc(1, sizeof(*k));
-    if (!k)
-        return fail(-ENOMEM, "http: no memory");
     k->fd = fd;
     k->peer = *a;
     k->client = client;
@@ -74,21 +62,18 @@ int handshakes_add(struct handshakes *h, int fd, const struct address *a, void *
     if (rc == 0)
         return 0;
     take_out(h, k);
-    free(k);
     return fail(-ENOMEM, "http: no memory to watch a connection");
 }
 
-void handshakes_end(struct handshakes *h, const void *client)
+void handshakes_end(struct handshakes *h, struct handshake *k)
 {
-    pthread_mutex_lock(&h->mu);
-    for (struct handshake *k = h->all; k; k = k->next)
-        k->ends |= k->client == client;
-    pthread_mutex_unlock(&h->mu);
-    eventfd_write(h->wake_fd, 1);
+    if (!atomic_exchange(&k->ends, true))
+        eventfd_write(h->wake_fd, 1);
 }
 
 /* ---- the thread ---- */
 
+/* Afterwards k may be gone. */
 static void end(struct handshakes *h, struct handshake *k, bool is_complete)
 {
     epoll_ctl(h->epoll_fd, EPOLL_CTL_DEL, k->fd, NULL);
@@ -99,7 +84,6 @@ static void end(struct handshakes *h, struct handshake *k, bool is_complete)
         http_tls_session_free(k->session);
         h->failed(h->user, k->client);
     }
-    free(k);
 }
 
 static int64_t cpu_us(void)
@@ -128,22 +112,26 @@ static void take_turn(struct handshakes *h, struct handshake *k)
     end(h, k, step == HTTP_TLS_COMPLETE);
 }
 
-/* One that shall end; NULL: none. */
+/* Those that shall end. */
 static struct handshake *find_ending(struct handshakes *h)
 {
+    struct handshake *found = NULL;
     pthread_mutex_lock(&h->mu);
-    struct handshake *k = h->all;
-    while (k && !k->ends)
-        k = k->next;
+    for (struct handshake *k = h->all; k; k = k->next)
+        if (atomic_load(&k->ends)) {
+            k->next_ending = found;
+            found = k;
+        }
     pthread_mutex_unlock(&h->mu);
-    return k;
+    return found;
 }
 
 static void end_some(struct handshakes *h)
 {
     eventfd_t n;
     eventfd_read(h->wake_fd, &n);
-    for (struct handshake *k; (k = find_ending(h));) {
+    for (struct handshake *k = find_ending(h), *next; k; k = next) {
+        next = k->next_ending;
         handshake_turns_leave(&h->turns, &k->turn);
         end(h, k, false);
     }

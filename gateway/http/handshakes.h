@@ -7,10 +7,23 @@
  *
  * Threads: any. */
 #pragma once
+#include <stdatomic.h>
 #include "gateway/http/address.h"
+#include "gateway/http/handshake_turns.h"
 
 struct handshakes;
 struct http_tls_session;
+
+/* Part of the caller's record of a client, zeroed at first. Private to handshakes.c. */
+struct handshake {
+    struct handshake_turn turn; // first
+    struct handshake *prev, *next, *next_ending;
+    int fd;
+    struct address peer;
+    void *client;
+    struct http_tls_session *session; // NULL: the client has sent nothing yet
+    atomic_bool ends;
+};
 
 /* The handshake of this client is complete; the session is the callee's. Called by the thread. */
 typedef void handshakes_done_fn(void *user, void *client, struct http_tls_session *session);
@@ -24,9 +37,9 @@ int handshakes_new(handshakes_done_fn *done, handshakes_failed_fn *failed, void 
 void handshakes_stop(struct handshakes *h);
 void handshakes_free(struct handshakes *h); // stops it first; h may be NULL
 
-/* Shakes hands with this client over a socket that does not block. The socket must stay open until
+/* Shakes hands with this client over a socket that does not block. Socket and k must stay until
  * done() or failed(). -ENOMEM: neither is called. */
-int handshakes_add(struct handshakes *h, int fd, const struct address *a, void *client);
-/* failed() shall be called soon, without waiting for a turn. Nothing happens if the handshake of
- * this client has ended. */
-void handshakes_end(struct handshakes *h, const void *client);
+int handshakes_add(struct handshakes *h, struct handshake *k, int fd, const struct address *a,
+                   void *client);
+/* failed() shall be called soon, without waiting for a turn; or done() is called already. */
+void handshakes_end(struct handshakes *h, struct handshake *k);

@@ -103,6 +103,7 @@ static struct {
         int fd;
         struct address peer;
         void *client;
+        struct handshake *k;
         atomic_bool ends;
     } v[8];
     atomic_uint n;
@@ -114,8 +115,9 @@ int __wrap_handshakes_new(handshakes_done_fn *done, handshakes_failed_fn *failed
                           struct handshakes **ret);
 void __wrap_handshakes_stop(struct handshakes *h);
 void __wrap_handshakes_free(struct handshakes *h);
-void __wrap_handshakes_end(struct handshakes *h, const void *client);
-int __wrap_handshakes_add(struct handshakes *h, int fd, const struct address *a, void *client);
+void __wrap_handshakes_end(struct handshakes *h, struct handshake *k);
+int __wrap_handshakes_add(struct handshakes *h, struct handshake *k, int fd,
+                          const struct address *a, void *client);
 
 int __wrap_handshakes_new(handshakes_done_fn *done, handshakes_failed_fn *failed, void *user,
                           struct handshakes **ret)
@@ -135,11 +137,11 @@ void __wrap_handshakes_stop(struct handshakes *h)
     shaking.rest = 0;
 }
 
-void __wrap_handshakes_end(struct handshakes *h, const void *client)
+void __wrap_handshakes_end(struct handshakes *h, struct handshake *k)
 {
     assert_ptr_equal(h, &shaking);
     for (unsigned i = 0; i < shaking.n; i++)
-        if (shaking.v[i].client == client)
+        if (shaking.v[i].k == k)
             atomic_store(&shaking.v[i].ends, true);
 }
 
@@ -148,7 +150,8 @@ void __wrap_handshakes_free(struct handshakes *h)
     (void)h;
 }
 
-int __wrap_handshakes_add(struct handshakes *h, int fd, const struct address *a, void *client)
+int __wrap_handshakes_add(struct handshakes *h, struct handshake *k, int fd,
+                          const struct address *a, void *client)
 {
     unsigned n = atomic_load(&shaking.n);
     assert_ptr_equal(h, &shaking);
@@ -158,6 +161,7 @@ int __wrap_handshakes_add(struct handshakes *h, int fd, const struct address *a,
     shaking.v[n].fd = fd;
     shaking.v[n].peer = *a;
     shaking.v[n].client = client;
+    shaking.v[n].k = k;
     atomic_store(&shaking.n, n + 1);
     return 0;
 }
