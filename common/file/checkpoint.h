@@ -98,6 +98,15 @@ enum checkpoint_role {
     CHECKPOINT_FFN_GATE,
     CHECKPOINT_FFN_UP,
     CHECKPOINT_FFN_DOWN,
+    /* of a layer with experts; GATE_EXPERTS and so on: those of all experts, one after another */
+    CHECKPOINT_FFN_ROUTER,
+    CHECKPOINT_FFN_GATE_EXPERTS,
+    CHECKPOINT_FFN_UP_EXPERTS,
+    CHECKPOINT_FFN_DOWN_EXPERTS,
+    CHECKPOINT_FFN_SHARED_ROUTER,
+    CHECKPOINT_FFN_GATE_SHARED,
+    CHECKPOINT_FFN_UP_SHARED,
+    CHECKPOINT_FFN_DOWN_SHARED,
 };
 
 /* The tensor of a role in a layer (0 for roles outside the layers). NULL: the file has none. */

@@ -252,6 +252,14 @@ static void role_name(enum checkpoint_role role, uint32_t layer, char *to, size_
         [CHECKPOINT_FFN_GATE] = "ffn_gate.weight",
         [CHECKPOINT_FFN_UP] = "ffn_up.weight",
         [CHECKPOINT_FFN_DOWN] = "ffn_down.weight",
+        [CHECKPOINT_FFN_ROUTER] = "ffn_gate_inp.weight",
+        [CHECKPOINT_FFN_GATE_EXPERTS] = "ffn_gate_exps.weight",
+        [CHECKPOINT_FFN_UP_EXPERTS] = "ffn_up_exps.weight",
+        [CHECKPOINT_FFN_DOWN_EXPERTS] = "ffn_down_exps.weight",
+        [CHECKPOINT_FFN_SHARED_ROUTER] = "ffn_gate_inp_shexp.weight",
+        [CHECKPOINT_FFN_GATE_SHARED] = "ffn_gate_shexp.weight",
+        [CHECKPOINT_FFN_UP_SHARED] = "ffn_up_shexp.weight",
+        [CHECKPOINT_FFN_DOWN_SHARED] = "ffn_down_shexp.weight",
     };
     if (role < CHECKPOINT_ATTN_NORM)
         snprintf(to, size, "%s", names[role]);

@@ -144,6 +144,8 @@ struct kernel {
     void (*swiglu)(const float *gate, const float *up, uint32_t n, float *y);
     /* y += x. */
     void (*add)(float *y, const float *x, uint32_t n);
+    /* y = fmaf(factor, x, y). */
+    void (*add_scaled)(float *y, float factor, const float *x, uint32_t n);
     /* Rounds to f16 (to nearest, ties to even). */
     void (*to_f16)(const float *x, uint32_t n, uint16_t *y);
     void (*from_f16)(const uint16_t *x, uint32_t n, float *y);

@@ -88,6 +88,16 @@ static void add(float *y, const float *x, uint32_t n)
         y[i] += x[i];
 }
 
+static void add_scaled(float *y, float factor, const float *x, uint32_t n)
+{
+    const vf by = v_set(factor);
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        v_store(y + i, v_fma(by, v_load(x + i), v_load(y + i)));
+    if (i < n)
+        v_store_n(y + i, n - i, v_fma(by, v_load_n(x + i, n - i, 0), v_load_n(y + i, n - i, 0)));
+}
+
 static void to_f16(const float *x, uint32_t n, uint16_t *y)
 {
     uint32_t i = 0;
@@ -564,7 +574,7 @@ static void noise(uint64_t key, uint32_t position, const uint32_t *tokens, uint3
 #define KERNEL_TABLE(tier, product, form_of, preparation)                                          \
     {                                                                                              \
         .name = (tier), .matmul = (product), .form = (form_of), .prepare = (preparation),          \
-        .rmsnorm = rmsnorm, .swiglu = swiglu, .add = add, .to_f16 = to_f16, .from_f16 = from_f16,  \
-        .kv_put = kv_put, .attn = attn, .logsumexp = logsumexp, .argmax = argmax, .weigh = weigh,  \
-        .noise = noise,                                                                            \
+        .rmsnorm = rmsnorm, .swiglu = swiglu, .add = add, .add_scaled = add_scaled,                \
+        .to_f16 = to_f16, .from_f16 = from_f16, .kv_put = kv_put, .attn = attn,                    \
+        .logsumexp = logsumexp, .argmax = argmax, .weigh = weigh, .noise = noise,                  \
     }

@@ -3,8 +3,10 @@
 #include "base/err.h"
 #include "model/arch.h"
 
-static const struct arch *const archs[] = {&arch_llama, &arch_qwen2, &arch_qwen3};
-#define ARCH_NAMES "llama, qwen2, qwen3"
+static const struct arch *const archs[] = {&arch_llama,     &arch_qwen2,    &arch_qwen2moe,
+                                           &arch_qwen3,     &arch_qwen3moe, &arch_qwen3vl,
+                                           &arch_qwen3vlmoe};
+#define ARCH_NAMES "llama, qwen2, qwen2moe, qwen3, qwen3moe, qwen3vl, qwen3vlmoe"
 
 /* NULL: not in the table. */
 static const struct arch *find_arch(struct span name)
@@ -101,13 +103,46 @@ static int read_rope(const struct checkpoint *c, const struct arch *a, struct mo
     return read_float_or_keep(c, "rope.freq_base", 1, 1e12f, &p->rope_base);
 }
 
-static int refuse_variants(const struct checkpoint *c, const struct arch *a)
+/* The number of experts; 0 if the architecture has none, or may have none. */
+static int read_n_experts(const struct checkpoint *c, const struct arch *a, struct model_params *p)
 {
-    uint32_t n_experts = 0;
-    if (checkpoint_u32(c, "expert_count", &n_experts) == 0 && n_experts > 0)
+    static const char key[] = "expert_count";
+    int r = checkpoint_u32(c, key, &p->n_experts);
+    if (r < 0 && r != -ENOENT)
+        return r;
+    if (p->n_experts && a->experts == ARCH_NO_EXPERTS)
         return fail(-ENOTSUP, "%s: %s with %u experts is not supported", checkpoint_path(c),
-                    a->name, n_experts);
+                    a->name, p->n_experts);
+    if (p->n_experts > ARCH_MAX_EXPERTS || (!p->n_experts && a->experts == ARCH_ALL_EXPERTS))
+        return fail(-EINVAL, "%s: %s is %u, not 1 .. %u", checkpoint_path(c),
+                    checkpoint_key_name(c, key), p->n_experts, ARCH_MAX_EXPERTS);
     return 0;
+}
+
+/* The widths of the experts. Without parameters of their own they have the dense one. */
+static int read_experts(const struct checkpoint *c, struct model_params *p)
+{
+    static const char used[] = "expert_used_count", width[] = "expert_feed_forward_length";
+    int r = read_u32(c, used, p->n_experts, &p->n_used_experts);
+    if (r == 0)
+        r = read_u32_or_keep(c, "feed_forward_length", ARCH_MAX_WIDTH, &p->n_ff);
+    p->n_expert_ff = p->n_ff;
+    if (r == 0)
+        r = read_u32_or_keep(c, width, ARCH_MAX_WIDTH, &p->n_expert_ff);
+    if (r == 0)
+        r = read_u32_or_keep(c, "expert_shared_feed_forward_length", ARCH_MAX_WIDTH, &p->n_ff);
+    if (r == 0 && !p->n_expert_ff)
+        r = fail(-EINVAL, "%s: %s is missing", checkpoint_path(c), checkpoint_key_name(c, width));
+    return r;
+}
+
+static int read_widths(const struct checkpoint *c, const struct arch *a, struct model_params *p)
+{
+    int r = read_n_experts(c, a, p);
+    if (r < 0)
+        return r;
+    return p->n_experts ? read_experts(c, p)
+                        : read_u32(c, "feed_forward_length", ARCH_MAX_WIDTH, &p->n_ff);
 }
 
 /* The rows of the embedding. */
@@ -135,10 +170,9 @@ int arch_read(const struct checkpoint *c, struct model_params *p, const struct a
         return fail(-ENOTSUP, "%s: architecture '%.*s' is not supported (" ARCH_NAMES " are)",
                     checkpoint_path(c), (int)(name.len < 64 ? name.len : 64), name.data);
     *p = (struct model_params){.architecture = a->name, .n_ctx_train = 1u << 20, .norm_eps = 1e-5f};
-    if ((r = refuse_variants(c, a)) < 0 ||
+    if ((r = read_widths(c, a, p)) < 0 ||
         (r = read_u32(c, "block_count", ARCH_MAX_LAYERS, &p->n_layers)) < 0 ||
         (r = read_u32(c, "embedding_length", ARCH_MAX_WIDTH, &p->n_embd)) < 0 ||
-        (r = read_u32(c, "feed_forward_length", ARCH_MAX_WIDTH, &p->n_ff)) < 0 ||
         (r = read_u32_or_keep(c, "context_length", 1u << 30, &p->n_ctx_train)) < 0 ||
         (r = read_float_or_keep(c, "attention.layer_norm_rms_epsilon", 0, 1, &p->norm_eps)) < 0 ||
         (r = read_heads(c, p)) < 0 || (r = read_rope(c, a, p)) < 0 || (r = read_n_vocab(c, p)) < 0)
@@ -156,7 +190,14 @@ void arch_shape_layer(const struct arch *a, const struct model_params *p, uint32
                                         .n_kv_heads = p->n_kv_heads,
                                         .k_dim = p->head_dim,
                                         .v_dim = p->head_dim},
-                               .ffn = {.kind = layer->ffn, .n_ff = p->n_ff}};
+                               .ffn = {.kind = layer->ffn}};
+    if (layer->ffn == MODEL_FFN_DENSE || layer->has_shared_expert)
+        to->ffn.n_ff = p->n_ff;
+    if (layer->ffn == MODEL_FFN_EXPERTS)
+        to->ffn.experts = (struct model_experts){.n = p->n_experts,
+                                                 .n_used = p->n_used_experts,
+                                                 .n_ff = p->n_expert_ff,
+                                                 .weights_sum_to_1 = layer->weights_sum_to_1};
 }
 
 uint32_t arch_size(const struct model_params *p, const struct model_layer *l, enum arch_dim dim)
@@ -168,6 +209,9 @@ uint32_t arch_size(const struct model_params *p, const struct model_layer *l, en
                               [ARCH_K_ROWS] = l->attn.n_kv_heads * l->attn.k_dim,
                               [ARCH_V_ROWS] = l->attn.n_kv_heads * l->attn.v_dim,
                               [ARCH_O_COLS] = l->attn.n_heads * l->attn.v_dim,
-                              [ARCH_FF] = l->ffn.n_ff};
+                              [ARCH_FF] = l->ffn.n_ff,
+                              [ARCH_EXPERTS] = l->ffn.experts.n,
+                              [ARCH_EXPERT_FF] = l->ffn.experts.n_ff,
+                              [ARCH_ROW] = 1};
     return sizes[dim];
 }

@@ -20,7 +20,10 @@ enum arch_dim {
     ARCH_K_ROWS, // n_kv_heads * k_dim
     ARCH_V_ROWS, // n_kv_heads * v_dim
     ARCH_O_COLS, // n_heads * v_dim
-    ARCH_FF,
+    ARCH_FF,     // of the feed-forward that every row runs through
+    ARCH_EXPERTS,
+    ARCH_EXPERT_FF,
+    ARCH_ROW, // as n_out: a matrix of one row
 };
 
 /* A tensor of a layer, and where it goes. */
@@ -30,29 +33,65 @@ struct arch_tensor {
     size_t to; // offset in struct model_layer: of a kernel_mat, or of a vector's pointer
     enum arch_has has;
     bool joins_next; // a pass applies it together with the next matrix
+    bool per_expert; // the file's tensor has such a matrix of each expert, one after another
+    bool as_file;    // its type stays
 };
 
 #define ARCH_TO(member) offsetof(struct model_layer, member)
+
+/* The feed-forward that every row runs through, without its norm. */
+#define ARCH_DENSE                                                                                 \
+    {CHECKPOINT_FFN_GATE, ARCH_EMBD, ARCH_FF, .to = ARCH_TO(ffn.gate)},                            \
+        {CHECKPOINT_FFN_UP, ARCH_EMBD, ARCH_FF, .to = ARCH_TO(ffn.up)},                            \
+    {                                                                                              \
+        CHECKPOINT_FFN_DOWN, ARCH_FF, ARCH_EMBD, .to = ARCH_TO(ffn.down)                           \
+    }
+/* Experts, of which each row runs through a few. */
+#define ARCH_OF_EXPERTS                                                                            \
+    {CHECKPOINT_FFN_ROUTER, ARCH_EMBD, ARCH_EXPERTS, .to = ARCH_TO(ffn.experts.router),            \
+     .as_file = true},                                                                             \
+        {CHECKPOINT_FFN_GATE_EXPERTS, ARCH_EMBD, ARCH_EXPERT_FF, .to = ARCH_TO(ffn.experts.gate),  \
+         .per_expert = true},                                                                      \
+        {CHECKPOINT_FFN_UP_EXPERTS, ARCH_EMBD, ARCH_EXPERT_FF, .to = ARCH_TO(ffn.experts.up),      \
+         .per_expert = true},                                                                      \
+    {                                                                                              \
+        CHECKPOINT_FFN_DOWN_EXPERTS, ARCH_EXPERT_FF, ARCH_EMBD, .to = ARCH_TO(ffn.experts.down),   \
+                                                                .per_expert = true                 \
+    }
+/* An expert that every row runs through, by a factor of its own. */
+#define ARCH_SHARED_EXPERT                                                                         \
+    {CHECKPOINT_FFN_SHARED_ROUTER, ARCH_EMBD, ARCH_ROW, .to = ARCH_TO(ffn.shared_router),          \
+     .as_file = true},                                                                             \
+        {CHECKPOINT_FFN_GATE_SHARED, ARCH_EMBD, ARCH_FF, .to = ARCH_TO(ffn.gate)},                 \
+        {CHECKPOINT_FFN_UP_SHARED, ARCH_EMBD, ARCH_FF, .to = ARCH_TO(ffn.up)},                     \
+    {                                                                                              \
+        CHECKPOINT_FFN_DOWN_SHARED, ARCH_FF, ARCH_EMBD, .to = ARCH_TO(ffn.down)                    \
+    }
 
 struct arch_layer {
     enum model_attn_kind attn;
     enum model_ffn_kind ffn;
     const struct arch_tensor *tensors; // in the order in which they lie in memory
     uint32_t n_tensors;
+    bool weights_sum_to_1; // as in struct model_experts
+    bool has_shared_expert;
 };
 
 struct arch {
     const char *name; // general.architecture
     enum model_rope rope;
+    enum { ARCH_NO_EXPERTS, ARCH_SOME_EXPERTS, ARCH_ALL_EXPERTS } experts; // files that have them
     /* Layer l of a model with these parameters. */
     const struct arch_layer *(*layer)(const struct model_params *p, uint32_t l);
 };
 
-extern const struct arch arch_llama, arch_qwen2, arch_qwen3;
+extern const struct arch arch_llama, arch_qwen2, arch_qwen2moe, arch_qwen3, arch_qwen3moe,
+    arch_qwen3vl, arch_qwen3vlmoe;
 
 #define ARCH_MAX_LAYERS 1024
 #define ARCH_MAX_WIDTH (1u << 20) // of any matrix, vocabulary included
 #define ARCH_MAX_HEADS 1024
+#define ARCH_MAX_EXPERTS 1024
 #define ARCH_MAX_HEAD_DIM 1024
 
 /* Finds the file's architecture and fills in all of params but n_weights and rope_gain.

@@ -1,30 +1,39 @@
-/* arch_qwen2.c - Qwen 2 and 2.5: q, k and v have biases. */
+/* arch_qwen2.c - Qwen 1.5 to 2.5: q, k and v have biases. Those with experts have a shared one. */
 #include "model/arch.h"
 
-static const struct arch_tensor tensors[] = {
-    {CHECKPOINT_ATTN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(attn.norm)},
-    {CHECKPOINT_FFN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(ffn.norm)},
-    {CHECKPOINT_ATTN_Q_BIAS, ARCH_Q_ROWS, ARCH_ONE, .to = ARCH_TO(attn.q_bias)},
-    {CHECKPOINT_ATTN_K_BIAS, ARCH_K_ROWS, ARCH_ONE, .to = ARCH_TO(attn.k_bias)},
-    {CHECKPOINT_ATTN_V_BIAS, ARCH_V_ROWS, ARCH_ONE, .to = ARCH_TO(attn.v_bias)},
-    {CHECKPOINT_ATTN_Q, ARCH_EMBD, ARCH_Q_ROWS, .to = ARCH_TO(attn.q), .joins_next = true},
-    {CHECKPOINT_ATTN_K, ARCH_EMBD, ARCH_K_ROWS, .to = ARCH_TO(attn.k), .joins_next = true},
-    {CHECKPOINT_ATTN_V, ARCH_EMBD, ARCH_V_ROWS, .to = ARCH_TO(attn.v)},
-    {CHECKPOINT_ATTN_OUTPUT, ARCH_O_COLS, ARCH_EMBD, .to = ARCH_TO(attn.o)},
-    {CHECKPOINT_FFN_GATE, ARCH_EMBD, ARCH_FF, .to = ARCH_TO(ffn.gate)},
-    {CHECKPOINT_FFN_UP, ARCH_EMBD, ARCH_FF, .to = ARCH_TO(ffn.up)},
-    {CHECKPOINT_FFN_DOWN, ARCH_FF, ARCH_EMBD, .to = ARCH_TO(ffn.down)},
-};
+#define ATTENTION_AND_NORMS                                                                        \
+    {CHECKPOINT_ATTN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(attn.norm)},                         \
+        {CHECKPOINT_FFN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(ffn.norm)},                       \
+        {CHECKPOINT_ATTN_Q_BIAS, ARCH_Q_ROWS, ARCH_ONE, .to = ARCH_TO(attn.q_bias)},               \
+        {CHECKPOINT_ATTN_K_BIAS, ARCH_K_ROWS, ARCH_ONE, .to = ARCH_TO(attn.k_bias)},               \
+        {CHECKPOINT_ATTN_V_BIAS, ARCH_V_ROWS, ARCH_ONE, .to = ARCH_TO(attn.v_bias)},               \
+        {CHECKPOINT_ATTN_Q, ARCH_EMBD, ARCH_Q_ROWS, .to = ARCH_TO(attn.q), .joins_next = true},    \
+        {CHECKPOINT_ATTN_K, ARCH_EMBD, ARCH_K_ROWS, .to = ARCH_TO(attn.k), .joins_next = true},    \
+        {CHECKPOINT_ATTN_V, ARCH_EMBD, ARCH_V_ROWS, .to = ARCH_TO(attn.v)},                        \
+    {                                                                                              \
+        CHECKPOINT_ATTN_OUTPUT, ARCH_O_COLS, ARCH_EMBD, .to = ARCH_TO(attn.o)                      \
+    }
 
-static const struct arch_layer layer = {MODEL_ATTN_FULL, MODEL_FFN_DENSE, tensors,
-                                        ARRAY_LEN(tensors)};
+static const struct arch_tensor dense_tensors[] = {ATTENTION_AND_NORMS, ARCH_DENSE};
+static const struct arch_tensor expert_tensors[] = {ATTENTION_AND_NORMS, ARCH_OF_EXPERTS,
+                                                    ARCH_SHARED_EXPERT};
+
+static const struct arch_layer dense = {.attn = MODEL_ATTN_FULL,
+                                        .ffn = MODEL_FFN_DENSE,
+                                        .tensors = dense_tensors,
+                                        .n_tensors = ARRAY_LEN(dense_tensors)};
+static const struct arch_layer with_experts = {.attn = MODEL_ATTN_FULL,
+                                               .ffn = MODEL_FFN_EXPERTS,
+                                               .tensors = expert_tensors,
+                                               .n_tensors = ARRAY_LEN(expert_tensors),
+                                               .has_shared_expert = true};
 
 /* All layers are alike. */
 static const struct arch_layer *describe_layer(const struct model_params *p, uint32_t l)
 {
-    (void)p;
     (void)l;
-    return &layer;
+    return p->n_experts ? &with_experts : &dense;
 }
 
-const struct arch arch_qwen2 = {"qwen2", MODEL_ROPE_HALVES, describe_layer};
+const struct arch arch_qwen2 = {"qwen2", MODEL_ROPE_HALVES, ARCH_NO_EXPERTS, describe_layer};
+const struct arch arch_qwen2moe = {"qwen2moe", MODEL_ROPE_HALVES, ARCH_ALL_EXPERTS, describe_layer};

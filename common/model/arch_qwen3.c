@@ -1,29 +1,43 @@
-/* arch_qwen3.c - Qwen 3: the heads of q and k have norms. */
+/* arch_qwen3.c - Qwen 3, and the text of Qwen 3 VL: the heads of q and k have norms.
+ *
+ * The rotation of Qwen 3 VL has parts for an image's rows and columns. For text all parts have the
+ * same position, so it is that of Qwen 3. */
 #include "model/arch.h"
 
-static const struct arch_tensor tensors[] = {
-    {CHECKPOINT_ATTN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(attn.norm)},
-    {CHECKPOINT_FFN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(ffn.norm)},
-    {CHECKPOINT_ATTN_Q_NORM, ARCH_K_DIM, ARCH_ONE, .to = ARCH_TO(attn.q_norm)},
-    {CHECKPOINT_ATTN_K_NORM, ARCH_K_DIM, ARCH_ONE, .to = ARCH_TO(attn.k_norm)},
-    {CHECKPOINT_ATTN_Q, ARCH_EMBD, ARCH_Q_ROWS, .to = ARCH_TO(attn.q), .joins_next = true},
-    {CHECKPOINT_ATTN_K, ARCH_EMBD, ARCH_K_ROWS, .to = ARCH_TO(attn.k), .joins_next = true},
-    {CHECKPOINT_ATTN_V, ARCH_EMBD, ARCH_V_ROWS, .to = ARCH_TO(attn.v)},
-    {CHECKPOINT_ATTN_OUTPUT, ARCH_O_COLS, ARCH_EMBD, .to = ARCH_TO(attn.o)},
-    {CHECKPOINT_FFN_GATE, ARCH_EMBD, ARCH_FF, .to = ARCH_TO(ffn.gate)},
-    {CHECKPOINT_FFN_UP, ARCH_EMBD, ARCH_FF, .to = ARCH_TO(ffn.up)},
-    {CHECKPOINT_FFN_DOWN, ARCH_FF, ARCH_EMBD, .to = ARCH_TO(ffn.down)},
-};
+#define ATTENTION_AND_NORMS                                                                        \
+    {CHECKPOINT_ATTN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(attn.norm)},                         \
+        {CHECKPOINT_FFN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(ffn.norm)},                       \
+        {CHECKPOINT_ATTN_Q_NORM, ARCH_K_DIM, ARCH_ONE, .to = ARCH_TO(attn.q_norm)},                \
+        {CHECKPOINT_ATTN_K_NORM, ARCH_K_DIM, ARCH_ONE, .to = ARCH_TO(attn.k_norm)},                \
+        {CHECKPOINT_ATTN_Q, ARCH_EMBD, ARCH_Q_ROWS, .to = ARCH_TO(attn.q), .joins_next = true},    \
+        {CHECKPOINT_ATTN_K, ARCH_EMBD, ARCH_K_ROWS, .to = ARCH_TO(attn.k), .joins_next = true},    \
+        {CHECKPOINT_ATTN_V, ARCH_EMBD, ARCH_V_ROWS, .to = ARCH_TO(attn.v)},                        \
+    {                                                                                              \
+        CHECKPOINT_ATTN_OUTPUT, ARCH_O_COLS, ARCH_EMBD, .to = ARCH_TO(attn.o)                      \
+    }
 
-static const struct arch_layer layer = {MODEL_ATTN_FULL, MODEL_FFN_DENSE, tensors,
-                                        ARRAY_LEN(tensors)};
+static const struct arch_tensor dense_tensors[] = {ATTENTION_AND_NORMS, ARCH_DENSE};
+static const struct arch_tensor expert_tensors[] = {ATTENTION_AND_NORMS, ARCH_OF_EXPERTS};
+
+static const struct arch_layer dense = {.attn = MODEL_ATTN_FULL,
+                                        .ffn = MODEL_FFN_DENSE,
+                                        .tensors = dense_tensors,
+                                        .n_tensors = ARRAY_LEN(dense_tensors)};
+static const struct arch_layer with_experts = {.attn = MODEL_ATTN_FULL,
+                                               .ffn = MODEL_FFN_EXPERTS,
+                                               .tensors = expert_tensors,
+                                               .n_tensors = ARRAY_LEN(expert_tensors),
+                                               .weights_sum_to_1 = true};
 
 /* All layers are alike. */
 static const struct arch_layer *describe_layer(const struct model_params *p, uint32_t l)
 {
-    (void)p;
     (void)l;
-    return &layer;
+    return p->n_experts ? &with_experts : &dense;
 }
 
-const struct arch arch_qwen3 = {"qwen3", MODEL_ROPE_HALVES, describe_layer};
+const struct arch arch_qwen3 = {"qwen3", MODEL_ROPE_HALVES, ARCH_NO_EXPERTS, describe_layer};
+const struct arch arch_qwen3moe = {"qwen3moe", MODEL_ROPE_HALVES, ARCH_ALL_EXPERTS, describe_layer};
+const struct arch arch_qwen3vl = {"qwen3vl", MODEL_ROPE_HALVES, ARCH_NO_EXPERTS, describe_layer};
+const struct arch arch_qwen3vlmoe = {"qwen3vlmoe", MODEL_ROPE_HALVES, ARCH_ALL_EXPERTS,
+                                     describe_layer};

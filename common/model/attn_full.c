@@ -38,8 +38,9 @@ static struct buffers place_buffers(const struct model_attn *w, uint32_t max_row
                             (float *)(void *)values};
 }
 
-static size_t attn_bytes(const struct model_layer *l, uint32_t max_rows)
+static size_t attn_bytes(const struct forward *f, const struct model_layer *l)
 {
+    const uint32_t max_rows = f->opt.max_rows;
     const struct model_attn *w = &l->attn;
     return rows_bytes(max_rows, w->n_heads, w->k_dim) +
            rows_bytes(max_rows, w->n_kv_heads, w->k_dim) +

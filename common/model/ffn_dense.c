@@ -11,9 +11,9 @@ static struct buffers place_buffers(const struct model_ffn *w, uint32_t max_rows
     return (struct buffers){(float *)(void *)work, (float *)(void *)(work + bytes)};
 }
 
-static size_t ffn_bytes(const struct model_layer *l, uint32_t max_rows)
+static size_t ffn_bytes(const struct forward *f, const struct model_layer *l)
 {
-    return 2 * forward_rounded((size_t)max_rows * l->ffn.n_ff * sizeof(float));
+    return 2 * forward_rounded((size_t)f->opt.max_rows * l->ffn.n_ff * sizeof(float));
 }
 
 static void ffn_plan(struct forward *f, const struct model_layer *l)

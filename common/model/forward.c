@@ -16,7 +16,8 @@
 #define MAX_ROWS 65536
 
 static const struct sublayer_ops *const attn_kinds[] = {[MODEL_ATTN_FULL] = &attn_full};
-static const struct sublayer_ops *const ffn_kinds[] = {[MODEL_FFN_DENSE] = &ffn_dense};
+static const struct sublayer_ops *const ffn_kinds[] = {
+    [MODEL_FFN_DENSE] = &ffn_dense, [MODEL_FFN_EXPERTS] = &ffn_experts};
 
 /* ---- buffers ---- */
 
@@ -58,8 +59,8 @@ static void plan_layers(struct forward *f)
         const struct sublayer_ops *attn = attn_kinds[w->attn.kind], *ffn = ffn_kinds[w->ffn.kind];
         attn->plan(f, w);
         ffn->plan(f, w);
-        f->attn_bytes = max_size(attn->bytes(w, f->opt.max_rows), f->attn_bytes);
-        f->ffn_bytes = max_size(ffn->bytes(w, f->opt.max_rows), f->ffn_bytes);
+        f->attn_bytes = max_size(attn->bytes(f, w), f->attn_bytes);
+        f->ffn_bytes = max_size(ffn->bytes(f, w), f->ffn_bytes);
     }
 }
 

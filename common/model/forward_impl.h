@@ -56,13 +56,14 @@ struct sublayer_ops {
     /* Calls forward_need_*() for the matrices and the scratch of the layer. */
     void (*plan)(struct forward *f, const struct model_layer *l);
     /* Buffers that it needs while it runs, beside those of struct forward. */
-    size_t (*bytes)(const struct model_layer *l, uint32_t max_rows);
+    size_t (*bytes)(const struct forward *f, const struct model_layer *l);
     /* x += sublayer(norm(x)) for all rows, on every thread. The last step is a barrier. */
     void (*run)(struct forward *f, const struct forward_part *t, uint32_t layer);
 };
 
-extern const struct sublayer_ops attn_full; // grouped queries, every position before the row
-extern const struct sublayer_ops ffn_dense; // SwiGLU
+extern const struct sublayer_ops attn_full;   // grouped queries, every position before the row
+extern const struct sublayer_ops ffn_dense;   // SwiGLU
+extern const struct sublayer_ops ffn_experts; // SwiGLU of the experts that a router chooses
 
 static inline size_t forward_rounded(size_t bytes)
 {
@@ -81,6 +82,9 @@ void forward_wait(struct forward *f);
 /* After rows were prepared. Few rows need no barrier: each thread reads those that it prepared. */
 void forward_wait_rows(struct forward *f);
 
+/* The rows that the thread prepares: its own, or all if there are few. */
+void forward_rows_to_prepare(const struct forward *f, const struct forward_part *t,
+                             uint32_t *ret_from, uint32_t *ret_to);
 /* Rows of x, through a norm, into every form that the matrices take. */
 void forward_norm_rows(struct forward *f, const struct forward_part *t, const float *norm,
                        const struct kernel_mat *const *mats, uint32_t n_mats);

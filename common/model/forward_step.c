@@ -16,9 +16,8 @@ void forward_wait_rows(struct forward *f)
         forward_wait(f);
 }
 
-/* The rows that the thread prepares: its own, or all if there are few. */
-static void rows_to_prepare(const struct forward *f, const struct forward_part *t,
-                            uint32_t *ret_from, uint32_t *ret_to)
+void forward_rows_to_prepare(const struct forward *f, const struct forward_part *t,
+                             uint32_t *ret_from, uint32_t *ret_to)
 {
     *ret_from = f->few ? 0 : t->from;
     *ret_to = f->few ? f->n_rows : t->to;
@@ -35,7 +34,7 @@ void forward_norm_rows(struct forward *f, const struct forward_part *t, const fl
 {
     const struct model_params *p = &f->m->params;
     uint32_t from, to;
-    rows_to_prepare(f, t, &from, &to);
+    forward_rows_to_prepare(f, t, &from, &to);
     for (uint32_t r = from; r < to; r++) {
         f->m->kernel->rmsnorm(f->x + (size_t)r * p->n_embd, norm, p->n_embd, p->norm_eps,
                               t->scratch);
@@ -54,7 +53,7 @@ void forward_prepare_rows(struct forward *f, const struct forward_part *t,
 {
     enum kernel_form form = f->m->kernel->form(w->type, f->n_rows);
     uint32_t from, to;
-    rows_to_prepare(f, t, &from, &to);
+    forward_rows_to_prepare(f, t, &from, &to);
     for (uint32_t r = from; r < to; r++)
         prepare_row(f, t, form, x + (size_t)r * w->n_in, w->n_in, r);
 }
@@ -62,7 +61,7 @@ void forward_prepare_rows(struct forward *f, const struct forward_part *t,
 void forward_columns(const struct forward_part *t, const struct kernel_mat *w, uint32_t *ret_from,
                      uint32_t *ret_to)
 {
-    model_columns(w, 0, model_tiles(w), t->i, t->n, ret_from, ret_to);
+    model_columns(w->n_out, 0, model_tiles(w), t->i, t->n, ret_from, ret_to);
 }
 
 void forward_apply(struct forward *f, const struct forward_part *t, const struct kernel_mat *w,
@@ -83,7 +82,7 @@ void forward_apply_all(struct forward *f, const struct forward_part *t,
     for (uint32_t k = 0; k < n_mats; k++)
         n_tiles += model_tiles(mats[k]);
     for (uint32_t k = 0; k < n_mats; k++) {
-        model_columns(mats[k], before, n_tiles, t->i, t->n, &from, &to);
+        model_columns(mats[k]->n_out, before, n_tiles, t->i, t->n, &from, &to);
         forward_apply(f, t, mats[k], ys[k], f->n_rows, from, to);
         before += model_tiles(mats[k]);
     }

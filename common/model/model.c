@@ -22,6 +22,7 @@ struct item {
     enum kernel_type type; // of the tensor
     struct kernel_mat *mat;
     const float **vec;
+    uint32_t n_rows;          // of the tensor: those of the matrix, of each expert
     size_t bytes;             // in memory, rounded up to KERNEL_ALIGN
     uint32_t before, n_tiles; // as in model_columns()
 };
@@ -94,7 +95,9 @@ static int add_item(struct plan *p, struct item item, size_t bytes)
 /* Where a matrix or vector of the model comes from. */
 struct source {
     enum checkpoint_role role;
-    uint32_t layer; // 0 outside the layers
+    uint32_t layer;     // 0 outside the layers
+    uint32_t n_experts; // whose matrices it has; 0: it has one matrix or vector
+    bool as_file;       // its type stays
 };
 
 /* NULL, with a sentence: missing, or of another shape. */
@@ -108,12 +111,14 @@ static const struct checkpoint_tensor *find_tensor(const struct plan *p, struct 
         fail(-EINVAL, "%s: tensor %s is missing", checkpoint_path(c), name);
         return NULL;
     }
+    const uint32_t want[CHECKPOINT_MAX_DIMS] = {n_in, n_out, from.n_experts ? from.n_experts : 1,
+                                                1};
     for (int d = 0; d < CHECKPOINT_MAX_DIMS; d++)
-        if (t->shape[d] != (d == 0 ? n_in : d == 1 ? n_out : 1)) {
-            fail(-EINVAL, "%s: tensor %s is %llu x %llu x %llu x %llu, must be %u x %u",
+        if (t->shape[d] != want[d]) {
+            fail(-EINVAL, "%s: tensor %s is %llu x %llu x %llu x %llu, must be %u x %u x %u",
                  checkpoint_path(c), name, (unsigned long long)t->shape[0],
                  (unsigned long long)t->shape[1], (unsigned long long)t->shape[2],
-                 (unsigned long long)t->shape[3], n_in, n_out);
+                 (unsigned long long)t->shape[3], want[0], want[1], want[2]);
             return NULL;
         }
     return t;
@@ -152,10 +157,20 @@ static int plan_mat(struct plan *p, struct source from, uint32_t n_in, uint32_t 
         return fail(
             -EINVAL, "%s: tensor %.*s has rows of %u weights, which is not a multiple of %u",
             checkpoint_path(p->store->checkpoint), (int)t->name.len, t->name.data, n_in, weights);
-    *mat = (struct kernel_mat){.type = packed_type(p, type, n_in), .n_out = n_out, .n_in = n_in};
-    p->m->params.n_weights += (uint64_t)n_in * n_out;
-    struct item item = {.tensor = t, .type = type, .mat = mat, .n_tiles = model_tiles(mat)};
-    return add_item(p, item, kernel_packed_bytes(mat->type, n_out, n_in));
+    if (from.n_experts && n_out % KERNEL_TILE)
+        return fail(-ENOTSUP, "%s: tensor %.*s has %u rows per expert, not a multiple of %u",
+                    checkpoint_path(p->store->checkpoint), (int)t->name.len, t->name.data, n_out,
+                    KERNEL_TILE);
+    *mat = (struct kernel_mat){
+        .type = from.as_file ? type : packed_type(p, type, n_in), .n_out = n_out, .n_in = n_in};
+    const uint32_t n_rows = n_out * (from.n_experts ? from.n_experts : 1);
+    p->m->params.n_weights += (uint64_t)n_in * n_rows;
+    struct item item = {.tensor = t,
+                        .type = type,
+                        .mat = mat,
+                        .n_rows = n_rows,
+                        .n_tiles = (n_rows + KERNEL_TILE - 1) / KERNEL_TILE};
+    return add_item(p, item, kernel_packed_bytes(mat->type, n_rows, n_in));
 }
 
 static int plan_vec(struct plan *p, struct source from, uint32_t n, const float **vec)
@@ -178,7 +193,8 @@ static int plan_tensor(struct plan *p, uint32_t layer, const struct arch_tensor 
                        uint32_t *ret_planned)
 {
     struct model_layer *l = &p->m->layers[layer];
-    struct source from = {t->role, layer};
+    struct source from = {t->role, layer, t->per_expert ? l->ffn.experts.n : 0,
+                          .as_file = t->as_file};
     uint32_t n_in = arch_size(&p->m->params, l, t->n_in);
     void *to = (char *)l + t->to;
     *ret_planned = t->has == ARCH_ALWAYS || checkpoint_find(p->store->checkpoint, t->role, layer);
@@ -266,13 +282,14 @@ static int plan_all(struct plan *p)
 {
     struct model *m = p->m;
     uint32_t n_embd = m->params.n_embd, n_vocab = m->params.n_vocab;
-    struct source embd = {CHECKPOINT_TOKEN_EMBD, 0}, head = {CHECKPOINT_OUTPUT, 0};
+    const struct source embd = {.role = CHECKPOINT_TOKEN_EMBD}, head = {.role = CHECKPOINT_OUTPUT},
+                        norm = {.role = CHECKPOINT_OUTPUT_NORM};
     int r = plan_mat(p, embd, n_embd, n_vocab, &m->embd);
     m->head = m->embd; // tied, unless the file has a head
     if (r == 0 && checkpoint_find(p->store->checkpoint, CHECKPOINT_OUTPUT, 0))
         r = plan_mat(p, head, n_embd, n_vocab, &m->head);
     if (r == 0)
-        r = plan_vec(p, (struct source){CHECKPOINT_OUTPUT_NORM, 0}, n_embd, &m->out_norm);
+        r = plan_vec(p, norm, n_embd, &m->out_norm);
     for (uint32_t l = 0; l < m->params.n_layers && r == 0; l++)
         r = plan_layer(p, l);
     if (r == 0)
@@ -323,6 +340,8 @@ static uint64_t digest_of(const struct model *m)
     uint64_t digest = mix_float(mix_float(0, p->norm_eps), p->rope_gain);
     for (size_t i = 0; i < ARRAY_LEN(words); i++)
         digest = mix(digest, words[i]);
+    if (p->n_experts)
+        digest = mix(mix(mix(digest, p->n_experts), p->n_used_experts), p->n_expert_ff);
     for (uint32_t i = 0; i < p->rope_dim / 2; i++)
         digest = mix_float(digest, m->rope_freqs[i]);
     return digest;
@@ -407,7 +426,7 @@ static void stop_load(struct load *l, int err)
 /* Rows of a matrix that a thread reads in one piece: whole tiles. */
 static uint32_t band_rows(const struct item *it)
 {
-    uint32_t rows = (uint32_t)(BAND_BYTES / (it->tensor->bytes / it->tensor->shape[1]));
+    uint32_t rows = (uint32_t)(BAND_BYTES / (it->tensor->bytes / it->n_rows));
     return rows < KERNEL_TILE ? KERNEL_TILE : rows / KERNEL_TILE * KERNEL_TILE;
 }
 
@@ -417,7 +436,7 @@ static int pack_quantised(struct load *l, const char *rows, uint32_t a, uint32_t
     const struct kernel_mat *w = l->item->mat;
     uint32_t weights, block;
     kernel_type_block(w->type, &weights, &block);
-    size_t from_bytes = l->item->tensor->bytes / w->n_out;
+    size_t from_bytes = l->item->tensor->bytes / l->item->n_rows;
     size_t to_bytes = (size_t)w->n_in / weights * block;
     AUTO(mem_free) float *row = malloc(w->n_in * sizeof(*row));
     AUTO(mem_free) char *band = malloc((b - a) * to_bytes);
@@ -437,7 +456,7 @@ static int pack_band(struct load *l, char *rows, uint32_t a, uint32_t b)
 {
     const struct kernel_mat *w = l->item->mat;
     const struct checkpoint_tensor *t = l->item->tensor;
-    size_t row_bytes = t->bytes / w->n_out;
+    size_t row_bytes = t->bytes / l->item->n_rows;
     int r = checkpoint_read(l->m->store->checkpoint, t, a * row_bytes, (b - a) * row_bytes, rows);
     if (r < 0)
         return r;
@@ -452,9 +471,8 @@ static int pack_band(struct load *l, char *rows, uint32_t a, uint32_t b)
 static void pack_share(void *arg, unsigned i, unsigned n)
 {
     struct load *l = arg;
-    const struct kernel_mat *w = l->item->mat;
     uint32_t from, to, band = band_rows(l->item);
-    model_columns(w, l->item->before, l->item->n_tiles, i, n, &from, &to);
+    model_columns(l->item->n_rows, l->item->before, l->item->n_tiles, i, n, &from, &to);
     for (uint32_t a = from, b; a < to; a = b) {
         if (atomic_load(&l->cancelled) || atomic_load(&l->err))
             return;
@@ -518,7 +536,7 @@ static size_t largest_band(const struct model_store *store)
         const struct item *it = &store->items[i];
         bytes = it->tensor->bytes;
         if (it->mat)
-            bytes = bytes / it->tensor->shape[1] * band_rows(it);
+            bytes = bytes / it->n_rows * band_rows(it);
         most = bytes > most ? bytes : most;
     }
     return most;

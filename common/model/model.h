@@ -19,8 +19,9 @@
 enum model_rope { MODEL_ROPE_PAIRS, MODEL_ROPE_HALVES }; // (2i, 2i+1), or (i, i + n/2)
 
 struct model_params {
-    const char *architecture; // "llama", "qwen2", "qwen3"
+    const char *architecture; // "llama", "qwen2", ...
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab, n_ctx_train;
+    uint32_t n_experts, n_used_experts, n_expert_ff; // 0: none
     float norm_eps;
     enum model_rope rope;
     uint32_t rope_dim;
@@ -31,7 +32,10 @@ struct model_params {
 
 /* Kinds of attention and of feed-forward; a layer has one of each. */
 enum model_attn_kind { MODEL_ATTN_FULL }; // a row sees every position before it
-enum model_ffn_kind { MODEL_FFN_DENSE };  // SwiGLU: silu(gate x) * (up x), then down
+enum model_ffn_kind {
+    MODEL_FFN_DENSE,   // SwiGLU: silu(gate x) * (up x), then down
+    MODEL_FFN_EXPERTS, // the same by the experts that a router chooses for each row
+};
 
 struct model_attn {
     enum model_attn_kind kind;
@@ -44,11 +48,25 @@ struct model_attn {
     struct kernel_mat q, k, v, o;
 };
 
+/* The probabilities of the experts are softmax(router x). A row runs through the n_used experts of
+ * the largest ones; of equal ones the first. Their outputs are multiplied by these probabilities,
+ * and added in the order of the experts. */
+struct model_experts {
+    uint32_t n, n_used, n_ff;
+    bool weights_sum_to_1; // the n_used probabilities are divided by their sum
+    struct kernel_mat router;
+    /* Of the first expert. Those of the others follow, kernel_packed_bytes() apart. */
+    struct kernel_mat gate, up, down;
+};
+
 struct model_ffn {
     enum model_ffn_kind kind;
-    uint32_t n_ff;
     const float *norm; // of x
+    /* What every row runs through; beside experts it is the shared expert. n_ff = 0: none. */
+    uint32_t n_ff;
     struct kernel_mat gate, up, down;
+    struct model_experts experts;
+    struct kernel_mat shared_router; // the shared expert's factor is sigmoid(shared_router x)
 };
 
 struct model_layer {
@@ -109,21 +127,29 @@ static inline struct kv_shape model_kv_shape(const struct model *m, enum kernel_
     return (struct kv_shape){m->params.n_layers, type, m->kv_layers};
 }
 
+/* Expert e's matrix of one of struct model_experts. */
+static inline struct kernel_mat model_expert(const struct kernel_mat *first, uint32_t e)
+{
+    struct kernel_mat w = *first;
+    w.data = (const char *)w.data + e * kernel_packed_bytes(w.type, w.n_out, w.n_in);
+    return w;
+}
+
 static inline uint32_t model_tiles(const struct kernel_mat *w)
 {
     return (w->n_out + KERNEL_TILE - 1) / KERNEL_TILE;
 }
 
-/* The columns of w that thread i of n computes. A pass may apply w together with other matrices,
- * which have n_tiles tiles of columns with w's; `before` of them precede w's. The same thread packs
- * these columns, so they lie in the memory of its NUMA node. */
-static inline void model_columns(const struct kernel_mat *w, uint32_t before, uint32_t n_tiles,
-                                 unsigned i, unsigned n, uint32_t *ret_from, uint32_t *ret_to)
+/* The columns, of n_out, that thread i of n computes of a matrix. A pass may apply it together with
+ * other matrices, which have n_tiles tiles of columns with its own; `before` of them precede them.
+ * The same thread packs these columns, so they lie in the memory of its NUMA node. */
+static inline void model_columns(uint32_t n_out, uint32_t before, uint32_t n_tiles, unsigned i,
+                                 unsigned n, uint32_t *ret_from, uint32_t *ret_to)
 {
     uint32_t from, to;
     pool_slice(i, n, n_tiles, 1, &from, &to);
     from = from > before ? (from - before) * KERNEL_TILE : 0;
     to = to > before ? (to - before) * KERNEL_TILE : 0;
-    *ret_from = from < w->n_out ? from : w->n_out;
-    *ret_to = to < w->n_out ? to : w->n_out;
+    *ret_from = from < n_out ? from : n_out;
+    *ret_to = to < n_out ? to : n_out;
 }

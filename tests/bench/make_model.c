@@ -1,10 +1,11 @@
-/* make_model.c - writes a Llama model of a real size with random weights, for benchmarks: its speed
+/* make_model.c - writes a model of a real size with random weights, for benchmarks: its speed
  * is realistic, its texts are not. The same arguments give the same bytes.
  *
- *   make_model --shape 0.1b|1b|3b|tiny --type TYPE --out FILE [--vocab N] [--tied] [--seed N]
+ *   make_model --shape 0.1b|1b|3b|moe-a|tiny --type TYPE --out FILE [--vocab N] [--tied] [--seed N]
  *              [--layers N] [--faint-from N --eps E]
  *
- * Shapes are those of SmolLM2-135M, Llama-3.2-1B and -3B; tiny is for tests. TYPE: q8_0, q4_0,
+ * Shapes are those of SmolLM2-135M, Llama-3.2-1B and -3B, and with moe-a layers of Qwen3-30B-A3B, as
+ * many as 8 GiB of q4_k_m hold; tiny is for tests. TYPE: q8_0, q4_0,
  * q4_1, q5_0, q5_1, q4_k_m, q5_k_m, q6_k, iq4_nl, iq4_xs, f16, bf16 or f32. The types of head, V
  * and down are those that llama.cpp chooses for that name (except for a few V and down of iq4). The
  * vocabulary is a SentencePiece one: bytes and generated words.
@@ -32,14 +33,16 @@
 #define MAX_ROW 8192
 
 static const struct shape {
-    const char *name;
+    const char *name, *arch;
     uint32_t n_embd, n_ff, n_layers, n_heads, n_kv_heads, head_dim;
     float rope_base;
+    uint32_t n_experts, n_used; // of n_ff each; 0: none
 } shapes[] = {
-    {"tiny", 256, 512, 2, 4, 2, 64, 10000},
-    {"0.1b", 576, 1536, 30, 9, 3, 64, 100000},
-    {"1b", 2048, 8192, 16, 32, 8, 64, 500000},
-    {"3b", 3072, 8192, 28, 24, 8, 128, 500000},
+    {"tiny", "llama", 256, 512, 2, 4, 2, 64, 10000, 0, 0},
+    {"0.1b", "llama", 576, 1536, 30, 9, 3, 64, 100000, 0, 0},
+    {"1b", "llama", 2048, 8192, 16, 32, 8, 64, 500000, 0, 0},
+    {"3b", "llama", 3072, 8192, 28, 24, 8, 128, 500000, 0, 0},
+    {"moe-a", "qwen3moe", 2048, 768, 21, 32, 4, 128, 1000000, 128, 8},
 };
 
 static const struct type {
@@ -116,6 +119,7 @@ struct mat {
     uint32_t n_in, n_out;
     float gain;
     bool is_head; // no special or byte token ends or garbles the text
+    uint32_t n;   // such matrices of experts; 0: one
 };
 
 static int put_mat(struct maker *m, bool names, struct mat t)
@@ -123,13 +127,14 @@ static int put_mat(struct maker *m, bool names, struct mat t)
     uint32_t per, bytes;
     t.type = fitting(t.type, t.n_in);
     int r = gguf_type_block(t.type, &per, &bytes);
+    const uint32_t n_rows = t.n_out * (t.n ? t.n : 1);
     if (names) {
-        gguf_write_tensor(m->w, t.name, t.type, 2, (uint64_t[]){t.n_in, t.n_out});
-        m->bytes += (uint64_t)t.n_out * (t.n_in / per * bytes);
+        gguf_write_tensor(m->w, t.name, t.type, t.n ? 3 : 2, (uint64_t[]){t.n_in, t.n_out, t.n});
+        m->bytes += (uint64_t)n_rows * (t.n_in / per * bytes);
         return r;
     }
     uint64_t state = seed_of(m, t.name);
-    for (uint32_t i = 0; i < t.n_out && r == 0; i++) {
+    for (uint32_t i = 0; i < n_rows && r == 0; i++) {
         bool is_mute = t.is_head && i < N_SPECIAL + N_BYTES;
         random_row(&state, m->row, t.n_in, is_mute ? 0 : t.gain / sqrtf((float)t.n_in));
         r = gguf_write_data(m->w, m->packed,
@@ -138,9 +143,8 @@ static int put_mat(struct maker *m, bool names, struct mat t)
     return r;
 }
 
-static int put_norm(struct maker *m, bool names, const char *name)
+static int put_norm(struct maker *m, bool names, const char *name, uint32_t n)
 {
-    uint32_t n = m->shape->n_embd;
     if (names) {
         gguf_write_tensor(m->w, name, GGUF_F32, 1, (uint64_t[]){n});
         return 0;
@@ -164,24 +168,40 @@ static int put_layer(struct maker *m, bool names, uint32_t layer)
     uint32_t n_q = h->n_heads * h->head_dim, n_kv = h->n_kv_heads * h->head_dim;
     enum gguf_type type = m->type->type, half = is_better(m, layer) ? m->type->half : type;
     float faint = layer >= m->faint_from ? m->eps : 1;
-    const struct mat parts[] = {
-        {"attn_norm", 0, 0, 0, 0, 0}, // n_out 0: a norm
-        {"attn_q", type, h->n_embd, n_q, 1.6f, 0},
-        {"attn_k", type, h->n_embd, n_kv, 1.6f, 0},
-        {"attn_v", half, h->n_embd, n_kv, 1, 0},
-        {"attn_output", type, n_q, h->n_embd, faint, 0},
-        {"ffn_norm", 0, 0, 0, 0, 0},
-        {"ffn_gate", type, h->n_embd, h->n_ff, 1, 0},
-        {"ffn_up", type, h->n_embd, h->n_ff, 1, 0},
-        {"ffn_down", half, h->n_ff, h->n_embd, 0.8f * faint, 0},
+    const struct mat dense[] = {
+        {"attn_norm", 0, h->n_embd, 0, 0, 0, 0}, // n_out 0: a norm
+        {"attn_q", type, h->n_embd, n_q, 1.6f, 0, 0},
+        {"attn_k", type, h->n_embd, n_kv, 1.6f, 0, 0},
+        {"attn_v", half, h->n_embd, n_kv, 1, 0, 0},
+        {"attn_output", type, n_q, h->n_embd, faint, 0, 0},
+        {"ffn_norm", 0, h->n_embd, 0, 0, 0, 0},
+        {"ffn_gate", type, h->n_embd, h->n_ff, 1, 0, 0},
+        {"ffn_up", type, h->n_embd, h->n_ff, 1, 0, 0},
+        {"ffn_down", half, h->n_ff, h->n_embd, 0.8f * faint, 0, 0},
     };
+    const struct mat experts[] = {
+        {"attn_norm", 0, h->n_embd, 0, 0, 0, 0},
+        {"attn_q_norm", 0, h->head_dim, 0, 0, 0, 0},
+        {"attn_k_norm", 0, h->head_dim, 0, 0, 0, 0},
+        {"attn_q", type, h->n_embd, n_q, 1.6f, 0, 0},
+        {"attn_k", type, h->n_embd, n_kv, 1.6f, 0, 0},
+        {"attn_v", half, h->n_embd, n_kv, 1, 0, 0},
+        {"attn_output", type, n_q, h->n_embd, faint, 0, 0},
+        {"ffn_norm", 0, h->n_embd, 0, 0, 0, 0},
+        {"ffn_gate_inp", GGUF_F32, h->n_embd, h->n_experts, 1, 0, 0},
+        {"ffn_gate_exps", type, h->n_embd, h->n_ff, 1, 0, h->n_experts},
+        {"ffn_up_exps", type, h->n_embd, h->n_ff, 1, 0, h->n_experts},
+        {"ffn_down_exps", half, h->n_ff, h->n_embd, 2 * faint, 0, h->n_experts},
+    };
+    const struct mat *parts = h->n_experts ? experts : dense;
+    const size_t n_parts = h->n_experts ? ARRAY_LEN(experts) : ARRAY_LEN(dense);
     int r = 0;
-    for (size_t i = 0; i < ARRAY_LEN(parts) && r == 0; i++) {
+    for (size_t i = 0; i < n_parts && r == 0; i++) {
         char name[64];
         struct mat t = parts[i];
         snprintf(name, sizeof(name), "blk.%u.%s.weight", layer, t.name);
         t.name = name;
-        r = t.n_out ? put_mat(m, names, t) : put_norm(m, names, name);
+        r = t.n_out ? put_mat(m, names, t) : put_norm(m, names, name, t.n_in);
     }
     return r;
 }
@@ -191,8 +211,9 @@ static int put_layer(struct maker *m, bool names, uint32_t layer)
 static int put_tensors(struct maker *m, bool names)
 {
     uint32_t n = m->shape->n_embd;
-    struct mat embd = {"token_embd.weight", m->type->type, n, m->n_vocab, sqrtf((float)n), false};
-    struct mat head = {"output.weight", m->type->head, n, m->n_vocab, 9, true};
+    struct mat embd = {"token_embd.weight", m->type->type, n, m->n_vocab,
+                       sqrtf((float)n),     false,         0};
+    struct mat head = {"output.weight", m->type->head, n, m->n_vocab, 9, true, 0};
     if (m->is_tied) {
         embd = head;
         embd.name = "token_embd.weight";
@@ -201,11 +222,19 @@ static int put_tensors(struct maker *m, bool names)
     for (uint32_t l = 0; l < m->n_layers && r == 0; l++)
         r = put_layer(m, names, l);
     if (r == 0)
-        r = put_norm(m, names, "output_norm.weight");
+        r = put_norm(m, names, "output_norm.weight", n);
     return r < 0 || m->is_tied ? r : put_mat(m, names, head);
 }
 
 /* ---- keys ---- */
+
+/* A parameter's name in the file. Static text, valid until the next call. */
+static const char *arch_key(const struct shape *h, const char *name)
+{
+    static char key[64];
+    snprintf(key, sizeof(key), "%s.%s", h->arch, name);
+    return key;
+}
 
 static void put_keys(struct maker *m)
 {
@@ -213,31 +242,38 @@ static void put_keys(struct maker *m)
     const struct {
         const char *name;
         uint32_t value;
-    } numbers[] = {
-        {"general.file_type", m->type->file_type},
-        {"general.quantization_version", 2},
-        {"llama.vocab_size", m->n_vocab},
-        {"llama.context_length", CONTEXT},
-        {"llama.embedding_length", h->n_embd},
-        {"llama.feed_forward_length", h->n_ff},
-        {"llama.block_count", m->n_layers},
-        {"llama.attention.head_count", h->n_heads},
-        {"llama.attention.head_count_kv", h->n_kv_heads},
-        {"llama.attention.key_length", h->head_dim},
-        {"llama.attention.value_length", h->head_dim},
-        {"llama.rope.dimension_count", h->head_dim},
-        {"tokenizer.ggml.bos_token_id", 1},
-        {"tokenizer.ggml.eos_token_id", 2},
-        {"tokenizer.ggml.unknown_token_id", 0},
-    };
+    } general[] =
+        {
+            {"general.file_type", m->type->file_type}, {"general.quantization_version", 2},
+            {"tokenizer.ggml.bos_token_id", 1},        {"tokenizer.ggml.eos_token_id", 2},
+            {"tokenizer.ggml.unknown_token_id", 0},
+        },
+      of_arch[] = {
+          {"vocab_size", m->n_vocab},
+          {"context_length", CONTEXT},
+          {"embedding_length", h->n_embd},
+          {"feed_forward_length", h->n_ff},
+          {"block_count", m->n_layers},
+          {"attention.head_count", h->n_heads},
+          {"attention.head_count_kv", h->n_kv_heads},
+          {"attention.key_length", h->head_dim},
+          {"attention.value_length", h->head_dim},
+          {"rope.dimension_count", h->head_dim},
+          {"expert_count", h->n_experts},
+          {"expert_used_count", h->n_used},
+          {"expert_feed_forward_length", h->n_ff},
+      };
+    const size_t n_of_arch = ARRAY_LEN(of_arch) - (h->n_experts ? 0 : 3);
     char name[64];
     snprintf(name, sizeof(name), "synthetic-%s-%s", h->name, m->type->name);
-    gguf_write_text(m->w, "general.architecture", "llama", 5);
+    gguf_write_text(m->w, "general.architecture", h->arch, strlen(h->arch));
     gguf_write_text(m->w, "general.name", name, strlen(name));
-    for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
-        gguf_write_int(m->w, numbers[i].name, GGUF_U32, numbers[i].value);
-    gguf_write_float(m->w, "llama.rope.freq_base", h->rope_base);
-    gguf_write_float(m->w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    for (size_t i = 0; i < ARRAY_LEN(general); i++)
+        gguf_write_int(m->w, general[i].name, GGUF_U32, general[i].value);
+    for (size_t i = 0; i < n_of_arch; i++)
+        gguf_write_int(m->w, arch_key(h, of_arch[i].name), GGUF_U32, of_arch[i].value);
+    gguf_write_float(m->w, arch_key(h, "rope.freq_base"), h->rope_base);
+    gguf_write_float(m->w, arch_key(h, "attention.layer_norm_rms_epsilon"), 1e-5f);
 }
 
 /* A word of three or four syllables, preceded by SentencePiece's space; different for each n. */
@@ -368,7 +404,7 @@ static void read_options(int argc, char **argv, struct maker *m)
             exit(2);
     }
     if (!m->shape)
-        refuse("--shape is one of 0.1b 1b 3b tiny");
+        refuse("--shape is one of 0.1b 1b 3b moe-a tiny");
     if (!m->type)
         refuse("--type is one of q8_0 q4_0 q4_1 q5_0 q5_1 q4_k_m q5_k_m q6_k iq4_nl iq4_xs f16 "
                "bf16 f32");

@@ -93,6 +93,23 @@ static void qwen3_is_as_defined(void **state)
     check(&t, "tied", FLOAT_TOLERANCE);
 }
 
+static void experts_are_as_defined(void **state)
+{
+    static const enum kernel_type types[] = {KERNEL_Q4_K, KERNEL_Q8_0, KERNEL_F16};
+    static const char *const archs[] = {"qwen2moe", "qwen3moe"};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(archs); i++) {
+        struct tiny t = {.arch = archs[i], .seed = 50 + i};
+        check(&t, "F32", FLOAT_TOLERANCE);
+        for (size_t k = 0; k < ARRAY_LEN(types); k++) {
+            t.type = types[k];
+            t.head_type = KERNEL_Q8_0;
+            t.mixed = k == 0;
+            check(&t, "quantised", 0.06);
+        }
+    }
+}
+
 /* Activations of 8 bits per 32 have an error near 0.5 % per matrix; bf16 rounds to 0.2 %. */
 static void every_weight_type_is_as_defined(void **state)
 {
@@ -142,6 +159,7 @@ int main(void)
         cmocka_unit_test(rope_is_scaled_as_defined),
         cmocka_unit_test(qwen2_is_as_defined),
         cmocka_unit_test(qwen3_is_as_defined),
+        cmocka_unit_test(experts_are_as_defined),
         cmocka_unit_test(every_weight_type_is_as_defined),
         cmocka_unit_test(types_may_differ_by_tensor),
         cmocka_unit_test(a_wrong_definition_is_far_off),

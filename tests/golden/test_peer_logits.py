@@ -25,7 +25,8 @@ LONG = os.environ.get("TANDEM_TEST_LONG")
 TOOL = os.path.join(os.environ.get("TANDEM_BIN", "build/release"), "tests", "logits_tool")
 
 EMBD, FF, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 256, 512, 2, 8, 2, 32, 96
-ARCHS = ("llama", "qwen2", "qwen3")
+EXPERTS, USED, EXPERT_FF, SHARED_FF = 8, 3, 256, 512
+ARCHS = ("llama", "mixtral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe")
 TOKENS = [random.Random(i).randrange(VOCAB) for i in range(48)]
 
 
@@ -41,8 +42,33 @@ def key(name, kind, value):
     return text(name) + struct.pack("<I", kind) + body
 
 
+def name_of(arch):
+    """In the file: Mixtral is a Llama with experts."""
+    return "llama" if arch == "mixtral" else arch
+
+
+def has_experts(arch):
+    return arch == "mixtral" or arch.endswith("moe")
+
+
+def feed_forward(arch, at):
+    """Beside experts it is the shared one."""
+    if arch == "qwen2moe" or not has_experts(arch):
+        kind, ff = ("_shexp", SHARED_FF) if has_experts(arch) else ("", FF)
+        yield at + "ffn_gate%s.weight" % kind, EMBD, ff, 0, EMBD**-0.5
+        yield at + "ffn_up%s.weight" % kind, EMBD, ff, 0, EMBD**-0.5
+        yield at + "ffn_down%s.weight" % kind, ff, EMBD, 0, ff**-0.5
+    if has_experts(arch):
+        yield at + "ffn_gate_inp.weight", EMBD, EXPERTS, 0, 2 * EMBD**-0.5
+        yield at + "ffn_gate_exps.weight", EMBD, (EXPERT_FF, EXPERTS), 0, EMBD**-0.5
+        yield at + "ffn_up_exps.weight", EMBD, (EXPERT_FF, EXPERTS), 0, EMBD**-0.5
+        yield at + "ffn_down_exps.weight", EXPERT_FF, (EMBD, EXPERTS), 0, 2 * EXPERT_FF**-0.5
+    if arch == "qwen2moe":
+        yield at + "ffn_gate_inp_shexp.weight", EMBD, 0, 0, EMBD**-0.5
+
+
 def tensors(arch):
-    """(name, n_in, n_out or 0, mean, deviation)"""
+    """(name, n_in, n_out or 0 or (n_out, experts), mean, deviation)"""
     n_q, n_kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     yield "token_embd.weight", EMBD, VOCAB, 0, 1
     yield "output_norm.weight", EMBD, 0, 1, 0.2
@@ -55,29 +81,44 @@ def tensors(arch):
         yield at + "attn_v.weight", EMBD, n_kv, 0, EMBD**-0.5
         yield at + "attn_output.weight", n_q, EMBD, 0, 0.7 * n_q**-0.5
         yield at + "ffn_norm.weight", EMBD, 0, 1, 0.2
-        yield at + "ffn_gate.weight", EMBD, FF, 0, EMBD**-0.5
-        yield at + "ffn_up.weight", EMBD, FF, 0, EMBD**-0.5
-        yield at + "ffn_down.weight", FF, EMBD, 0, FF**-0.5
-        if arch == "qwen2":
+        yield from feed_forward(arch, at)
+        if arch.startswith("qwen2"):
             for which, n in (("q", n_q), ("k", n_kv), ("v", n_kv)):
                 yield at + "attn_%s.bias" % which, n, 0, 0, 0.5
-        if arch == "qwen3":
+        if arch.startswith("qwen3"):
             yield at + "attn_q_norm.weight", HEAD_DIM, 0, 1.2, 0.2
             yield at + "attn_k_norm.weight", HEAD_DIM, 0, 1.2, 0.2
 
 
+def numbers_key(name, values):
+    return text(name) + struct.pack("<IIQ%di" % len(values), 9, 5, len(values), *values)
+
+
+def n_rows(n_out):
+    return n_out[0] * n_out[1] if isinstance(n_out, tuple) else max(n_out, 1)
+
+
 def random_weights(arch):
     dice = random.Random(arch)
-    return {name: array.array("f", [dice.gauss(mean, deviation) for _ in range(n_in * max(n_out, 1))])
+    return {name: array.array("f", [dice.gauss(mean, deviation) for _ in range(n_in * n_rows(n_out))])
             for name, n_in, n_out, mean, deviation in tensors(arch)}
 
 
-def keys(arch, rope_base, scaling):
+def keys(arch, used, rope_base, scaling):
     numbers = [("block_count", LAYERS), ("context_length", 256), ("embedding_length", EMBD), ("vocab_size", VOCAB),
                ("feed_forward_length", FF), ("attention.head_count", HEADS), ("attention.head_count_kv", KV_HEADS),
                ("attention.key_length", HEAD_DIM), ("attention.value_length", HEAD_DIM),
                ("rope.dimension_count", HEAD_DIM)]
-    out = [key("general.architecture", 8, arch), key("tokenizer.ggml.model", 8, "no_vocab"),
+    if has_experts(arch):
+        numbers += [("expert_count", EXPERTS), ("expert_used_count", used)]
+        numbers += [] if arch == "mixtral" else [("expert_feed_forward_length", EXPERT_FF)]
+        numbers += [("expert_shared_feed_forward_length", SHARED_FF)] if arch == "qwen2moe" else []
+    if arch == "mixtral":
+        numbers = [(name, EXPERT_FF if name == "feed_forward_length" else value) for name, value in numbers]
+    is_vl = arch.startswith("qwen3vl")
+    arch = name_of(arch)
+    out = [] if not is_vl else [numbers_key(arch + ".rope.dimension_sections", [6, 5, 5, 0])]
+    out += [key("general.architecture", 8, arch), key("tokenizer.ggml.model", 8, "no_vocab"),
            key(arch + ".rope.freq_base", 6, rope_base), key(arch + ".attention.layer_norm_rms_epsilon", 6, 1e-5)]
     out += [key("%s.%s" % (arch, name), 4, value) for name, value in numbers]
     if scaling:
@@ -86,7 +127,7 @@ def keys(arch, rope_base, scaling):
     return out
 
 
-def write_model(path, arch, data, rope_base=5000.0, scaling=None, factors=None):
+def write_model(path, arch, data, used=USED, rope_base=5000.0, scaling=None, factors=None):
     """data: name -> (type, bytes)"""
     infos, blobs, offset = b"", [], 0
     listed = [(name, n_in, n_out) for name, n_in, n_out, _, _ in tensors(arch)]
@@ -95,12 +136,12 @@ def write_model(path, arch, data, rope_base=5000.0, scaling=None, factors=None):
         data = dict(data, **{"rope_freqs.weight": ("F32", struct.pack("<%df" % len(factors), *factors))})
     for name, n_in, n_out in listed:
         kind, raw = data[name]
-        shape = [n_in, n_out] if n_out else [n_in]
+        shape = [n_in] + (list(n_out) if isinstance(n_out, tuple) else [n_out] if n_out else [])
         infos += text(name) + struct.pack("<I%dQIQ" % len(shape), len(shape), *shape, TYPES[kind][0], offset)
         raw += bytes(-len(raw) % 32)
         blobs.append(raw)
         offset += len(raw)
-    meta = keys(arch, rope_base, scaling)
+    meta = keys(arch, used, rope_base, scaling)
     head = b"GGUF" + struct.pack("<IQQ", 3, len(listed), len(meta)) + b"".join(meta) + infos
     with open(path, "wb") as f:
         f.write(head + bytes(-len(head) % 32) + b"".join(blobs))
@@ -153,7 +194,7 @@ class PeerLogits(unittest.TestCase):
         packed, plain = {}, {}
         for name, n_in, n_out, _, _ in tensors(arch):
             floats = self.weights[arch][name]
-            of = kind if n_out else "F32"
+            of = kind if n_out and "gate_inp" not in name else "F32"
             packed[name] = of, self.peer.quantise(of, floats, n_in)
             plain[name] = "F32", self.peer.dequantise(of, packed[name][1], len(floats)).tobytes()
         return packed, plain
@@ -164,10 +205,11 @@ class PeerLogits(unittest.TestCase):
 
     def check(self, arch, kind, peer_limit, exact_limit):
         packed, plain = self.files_of(arch, kind)
-        got, peer = self.both(arch, packed)
-        write_model(self.path, arch, plain)
+        used = USED if kind in ("F32", "BF16") else EXPERTS  # rounded rows may choose other experts
+        got, peer = self.both(arch, packed, used=used)
+        write_model(self.path, arch, plain, used)
         exact = theirs(self.peer, self.path)
-        write_model(self.path, arch, plain, rope_base=500.0)
+        write_model(self.path, arch, plain, used, rope_base=500.0)
         wrong = theirs(self.peer, self.path)
         off = distance(got, peer), distance(got, exact), distance(got, wrong)
         print("%s %s: peer %.2g exact %.2g wrong %.2g" % (arch, kind, *off))

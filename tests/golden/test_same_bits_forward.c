@@ -108,9 +108,11 @@ static void every_type_has_the_same_bits_everywhere(void **state)
     (void)state;
     const struct kernel *tiers[KERNEL_TIERS_MAX];
     unsigned n_tiers = kernel_tiers_here(tiers);
-    const char *const archs[] = {"llama", "qwen2", "qwen3"};
-    for (int i = 0; i < WEIGHTS_TYPES; i++) {
-        struct tiny tiny = {.arch = archs[i % 3],
+    const char *const archs[] = {"llama", "qwen2", "qwen3"}, *const with_experts[] = {"qwen2moe",
+                                                                                      "qwen3moe"};
+    for (int n = 0; n < 2 * WEIGHTS_TYPES; n++) {
+        const int i = n % WEIGHTS_TYPES;
+        struct tiny tiny = {.arch = n == i ? archs[i % 3] : with_experts[i % 2],
                             .type = weights_types[i].type,
                             .head_type = weights_types[(i + 1) % WEIGHTS_TYPES].type,
                             .mixed = true,

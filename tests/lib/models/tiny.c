@@ -21,6 +21,10 @@
 #define ORIGINAL_CONTEXT 64
 #define MAX_TENSORS 64
 
+static const char *const dense_names[] = {"ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"};
+static const char *const shared_names[] = {"ffn_gate_shexp.weight", "ffn_up_shexp.weight",
+                                           "ffn_down_shexp.weight"};
+
 static uint32_t n_layers(const struct tiny *t)
 {
     return t->n_layers ? t->n_layers : 2;
@@ -31,9 +35,20 @@ static uint32_t rope_dim(const struct tiny *t)
     return t->rope_dim ? t->rope_dim : TINY_HEAD_DIM;
 }
 
+/* Also those with experts. */
 static bool is(const struct tiny *t, const char *arch)
 {
-    return strcmp(t->arch, arch) == 0;
+    return strncmp(t->arch, arch, strlen(arch)) == 0;
+}
+
+static bool has_experts(const struct tiny *t)
+{
+    return strstr(t->arch, "moe") != NULL;
+}
+
+static bool has_shared_expert(const struct tiny *t)
+{
+    return strcmp(t->arch, "qwen2moe") == 0;
 }
 
 /* ---- writing ---- */
@@ -43,6 +58,7 @@ struct tensor {
     enum kernel_type type;
     uint32_t n_in, n_out; // n_out 0: a vector
     float mean, deviation;
+    uint32_t n; // such matrices of experts; 0: one of none
 };
 
 struct list {
@@ -70,11 +86,37 @@ static void vec(struct list *l, const struct tiny *o, const char *name, uint32_t
     snprintf(t->name, sizeof(t->name), "%s", name);
 }
 
+static void experts(struct list *l, const char *name, enum kernel_type type, uint32_t n_in,
+                    uint32_t n_out)
+{
+    mat(l, name, type, n_in, n_out * TINY_EXPERTS, 1);
+    l->v[l->n - 1].n = TINY_EXPERTS;
+}
+
 static const char *in_layer(uint32_t layer, const char *name)
 {
     static char full[48];
     snprintf(full, sizeof(full), "blk.%u.%s", layer, name);
     return full;
+}
+
+static void list_feed_forward(struct list *l, const struct tiny *o, uint32_t i,
+                              enum kernel_type other)
+{
+    const char *const *names = has_experts(o) ? shared_names : dense_names;
+    if (!has_experts(o) || has_shared_expert(o)) {
+        mat(l, in_layer(i, names[0]), o->type, TINY_EMBD, TINY_FF, 1);
+        mat(l, in_layer(i, names[1]), o->type, TINY_EMBD, TINY_FF, 1);
+        mat(l, in_layer(i, names[2]), other, TINY_FF, TINY_EMBD, 1);
+    }
+    if (has_shared_expert(o))
+        mat(l, in_layer(i, "ffn_gate_inp_shexp.weight"), KERNEL_F32, TINY_EMBD, 1, 1);
+    if (!has_experts(o))
+        return;
+    mat(l, in_layer(i, "ffn_gate_inp.weight"), KERNEL_F32, TINY_EMBD, TINY_EXPERTS, 4);
+    experts(l, in_layer(i, "ffn_gate_exps.weight"), o->type, TINY_EMBD, TINY_EXPERT_FF);
+    experts(l, in_layer(i, "ffn_up_exps.weight"), o->type, TINY_EMBD, TINY_EXPERT_FF);
+    experts(l, in_layer(i, "ffn_down_exps.weight"), other, TINY_EXPERT_FF, TINY_EMBD);
 }
 
 static void list_layer(struct list *l, const struct tiny *o, uint32_t i)
@@ -86,9 +128,7 @@ static void list_layer(struct list *l, const struct tiny *o, uint32_t i)
     mat(l, in_layer(i, "attn_v.weight"), other, TINY_EMBD, N_KV, 1);
     mat(l, in_layer(i, "attn_output.weight"), o->type, N_Q, TINY_EMBD, 0.7f);
     vec(l, o, in_layer(i, "ffn_norm.weight"), TINY_EMBD, 1, 0.2f);
-    mat(l, in_layer(i, "ffn_gate.weight"), o->type, TINY_EMBD, TINY_FF, 1);
-    mat(l, in_layer(i, "ffn_up.weight"), o->type, TINY_EMBD, TINY_FF, 1);
-    mat(l, in_layer(i, "ffn_down.weight"), other, TINY_FF, TINY_EMBD, 1);
+    list_feed_forward(l, o, i, other);
     if (is(o, "qwen2")) {
         vec(l, o, in_layer(i, "attn_q.bias"), N_Q, 0, 0.5f);
         vec(l, o, in_layer(i, "attn_k.bias"), N_KV, 0, 0.5f);
@@ -109,8 +149,8 @@ static void list_all(struct list *l, const struct tiny *o)
     for (uint32_t i = 0; i < n_layers(o); i++)
         list_layer(l, o, i);
     if (o->factors)
-        l->v[l->n++] =
-            (struct tensor){"rope_freqs.weight", KERNEL_F32, rope_dim(o) / 2, 0, 4, 0.5f};
+        l->v[l->n++] = (struct tensor){
+            .name = "rope_freqs.weight", .n_in = rope_dim(o) / 2, .mean = 4, .deviation = 0.5f};
 }
 
 static void key_int(struct gguf_write *w, const struct tiny *o, const char *name, int64_t value)
@@ -135,6 +175,11 @@ static void write_keys(struct gguf_write *w, const struct tiny *o)
     key_int(w, o, "context_length", TINY_CONTEXT);
     key_int(w, o, "embedding_length", TINY_EMBD);
     key_int(w, o, "feed_forward_length", TINY_FF);
+    if (has_experts(o)) {
+        key_int(w, o, "expert_count", TINY_EXPERTS);
+        key_int(w, o, "expert_used_count", TINY_USED_EXPERTS);
+        key_int(w, o, "expert_feed_forward_length", TINY_EXPERT_FF);
+    }
     key_int(w, o, "attention.head_count", TINY_HEADS);
     key_int(w, o, "attention.head_count_kv", TINY_KV_HEADS);
     key_int(w, o, "attention.key_length", TINY_HEAD_DIM);
@@ -213,9 +258,14 @@ static void write_file(const struct tiny *o, FILE *to)
     must(gguf_write_new(&w), "gguf_write_new");
     write_keys(w, o);
     write_vocab(w);
-    for (uint32_t i = 0; i < l.n; i++)
-        gguf_write_tensor(w, l.v[i].name, quantise_to_gguf(l.v[i].type), l.v[i].n_out ? 2 : 1,
-                          (uint64_t[]){l.v[i].n_in, l.v[i].n_out});
+    for (uint32_t i = 0; i < l.n; i++) {
+        const struct tensor *t = &l.v[i];
+        gguf_write_tensor(w, t->name, quantise_to_gguf(t->type),
+                          t->n       ? 3
+                          : t->n_out ? 2
+                                     : 1,
+                          (uint64_t[]){t->n_in, t->n_out / (t->n ? t->n : 1), t->n});
+    }
     must(gguf_write_head(w, to), "gguf_write_head");
     for (uint32_t i = 0; i < l.n; i++) {
         uint64_t seed = rng_splitmix64(o->seed) + i;
@@ -251,26 +301,37 @@ static float *tensor_of(const struct checkpoint *g, const char *name)
         return NULL;
     enum kernel_type type;
     must(model_weight_type(t, &type), name);
-    float *x = weights_alloc(t->shape[0] * t->shape[1] * sizeof(float));
-    size_t row_bytes = t->bytes / t->shape[1];
+    uint64_t n_rows = t->shape[1] * t->shape[2];
+    float *x = weights_alloc(t->shape[0] * n_rows * sizeof(float));
+    size_t row_bytes = t->bytes / n_rows;
     AUTO(mem_free) char *row = weights_alloc(row_bytes);
-    for (uint64_t r = 0; r < t->shape[1]; r++) {
+    for (uint64_t r = 0; r < n_rows; r++) {
         must(checkpoint_read(g, t, r * row_bytes, row_bytes, row), name);
         kernel_dequant(type, row, (uint32_t)t->shape[0], x + r * t->shape[0]);
     }
     return x;
 }
 
+/* Rows [from, from + n_out) of a matrix. */
+static void plain_rows(const struct checkpoint *g, const char *name, uint32_t from, const double *x,
+                       uint32_t n_in, uint32_t n_out, double *y)
+{
+    float *w = tensor_of(g, name);
+    for (uint32_t o = 0; o < n_out; o++) {
+        y[o] = 0;
+        for (uint32_t i = 0; i < n_in; i++)
+            y[o] += (double)w[(size_t)(from + o) * n_in + i] * x[i];
+    }
+    free(w);
+}
+
 static void plain_apply(const struct checkpoint *g, const char *name, const char *bias,
                         const double *x, uint32_t n_in, uint32_t n_out, double *y)
 {
-    float *w = tensor_of(g, name), *b = bias && *bias ? tensor_of(g, bias) : NULL;
-    for (uint32_t o = 0; o < n_out; o++) {
-        y[o] = b ? b[o] : 0;
-        for (uint32_t i = 0; i < n_in; i++)
-            y[o] += (double)w[(size_t)o * n_in + i] * x[i];
-    }
-    free(w);
+    float *b = bias && *bias ? tensor_of(g, bias) : NULL;
+    plain_rows(g, name, 0, x, n_in, n_out, y);
+    for (uint32_t o = 0; o < n_out && b; o++)
+        y[o] += b[o];
     free(b);
 }
 
@@ -380,17 +441,57 @@ static void plain_attention(const struct tiny *t, const struct checkpoint *g, ui
         x[i] += h[i];
 }
 
-static void plain_ff(const struct checkpoint *g, uint32_t layer, double *x)
+/* x += factor * SwiGLU(h) by matrices of these names; of expert e. */
+static void plain_swiglu(const struct checkpoint *g, uint32_t layer, const char *const names[3],
+                         uint32_t n_ff, uint32_t e, double factor, const double *h, double *x)
 {
-    double h[TINY_EMBD], gate[TINY_FF], up[TINY_FF];
-    plain_norm(g, in_layer(layer, "ffn_norm.weight"), TINY_EMBD, x, h);
-    plain_apply(g, in_layer(layer, "ffn_gate.weight"), NULL, h, TINY_EMBD, TINY_FF, gate);
-    plain_apply(g, in_layer(layer, "ffn_up.weight"), NULL, h, TINY_EMBD, TINY_FF, up);
-    for (uint32_t i = 0; i < TINY_FF; i++)
+    double gate[TINY_FF], up[TINY_FF], out[TINY_EMBD];
+    plain_rows(g, in_layer(layer, names[0]), e * n_ff, h, TINY_EMBD, n_ff, gate);
+    plain_rows(g, in_layer(layer, names[1]), e * n_ff, h, TINY_EMBD, n_ff, up);
+    for (uint32_t i = 0; i < n_ff; i++)
         gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
-    plain_apply(g, in_layer(layer, "ffn_down.weight"), NULL, gate, TINY_FF, TINY_EMBD, h);
+    plain_rows(g, in_layer(layer, names[2]), e * TINY_EMBD, gate, n_ff, TINY_EMBD, out);
     for (uint32_t i = 0; i < TINY_EMBD; i++)
-        x[i] += h[i];
+        x[i] += factor * out[i];
+}
+
+/* Those of the largest probabilities, of which those of qwen3moe are divided by their sum. */
+static void plain_experts(const struct tiny *t, const struct checkpoint *g, uint32_t layer,
+                          const double *h, double *x)
+{
+    static const char *const names[] = {"ffn_gate_exps.weight", "ffn_up_exps.weight",
+                                        "ffn_down_exps.weight"};
+    double p[TINY_EXPERTS], sum = 0, used = 0;
+    bool chosen[TINY_EXPERTS] = {false};
+    plain_apply(g, in_layer(layer, "ffn_gate_inp.weight"), NULL, h, TINY_EMBD, TINY_EXPERTS, p);
+    for (uint32_t e = 0; e < TINY_EXPERTS; e++)
+        sum += p[e] = exp(p[e]);
+    for (uint32_t n = 0, best = 0; n < TINY_USED_EXPERTS; n++) {
+        for (best = 0; chosen[best]; best++)
+            ;
+        for (uint32_t e = best; e < TINY_EXPERTS; e++)
+            best = !chosen[e] && p[e] > p[best] ? e : best;
+        chosen[best] = true;
+        used += p[best];
+    }
+    for (uint32_t e = 0; e < TINY_EXPERTS; e++)
+        if (chosen[e])
+            plain_swiglu(g, layer, names, TINY_EXPERT_FF, e, p[e] / (is(t, "qwen3") ? used : sum),
+                         h, x);
+}
+
+static void plain_ff(const struct tiny *t, const struct checkpoint *g, uint32_t layer, double *x)
+{
+    double h[TINY_EMBD], gate;
+    plain_norm(g, in_layer(layer, "ffn_norm.weight"), TINY_EMBD, x, h);
+    if (has_experts(t))
+        plain_experts(t, g, layer, h, x);
+    else
+        plain_swiglu(g, layer, dense_names, TINY_FF, 0, 1, h, x);
+    if (!has_shared_expert(t))
+        return;
+    plain_apply(g, in_layer(layer, "ffn_gate_inp_shexp.weight"), NULL, h, TINY_EMBD, 1, &gate);
+    plain_swiglu(g, layer, shared_names, TINY_FF, 0, 1 / (1 + exp(-gate)), h, x);
 }
 
 void tiny_logits(const struct tiny *t, const void *file, size_t len, const uint32_t *tokens,
@@ -406,7 +507,7 @@ void tiny_logits(const struct tiny *t, const void *file, size_t len, const uint3
             x[i] = embd[tokens[pos] * TINY_EMBD + i];
         for (uint32_t l = 0; l < n_layers(t); l++) {
             plain_attention(t, g, l, pos, &caches[l], x);
-            plain_ff(g, l, x);
+            plain_ff(t, g, l, x);
         }
         plain_norm(g, "output_norm.weight", TINY_EMBD, x, x);
         plain_apply(g, t->tied ? "token_embd.weight" : "output.weight", NULL, x, TINY_EMBD,

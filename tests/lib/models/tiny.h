@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 struct tiny {
-    const char *arch;           // "llama", "qwen2", "qwen3"
+    const char *arch;           // "llama", "qwen2", "qwen3", or with experts "qwen2moe", "qwen3moe"
     enum kernel_type type;      // of all matrices
     enum kernel_type head_type; // of the embedding, and of the head
     bool tied;
@@ -25,6 +25,9 @@ struct tiny {
 #define TINY_KV_HEADS 2
 #define TINY_HEAD_DIM 32
 #define TINY_FF 512
+#define TINY_EXPERTS 6
+#define TINY_USED_EXPERTS 2
+#define TINY_EXPERT_FF 256
 #define TINY_CONTEXT 512
 
 /* The bytes of the file, aligned for readers; free them. */

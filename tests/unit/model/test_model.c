@@ -362,6 +362,53 @@ static void numbers_out_of_range_are_refused(void **state)
     }
 }
 
+static void experts_that_cannot_be_are_refused(void **state)
+{
+    (void)state;
+    const struct {
+        const char *key;
+        uint32_t value;
+        const char *words;
+    } cases[] = {
+        {"qwen3moe.expert_count", 0, "expert_count is 0, not 1 .. 1024"},
+        {"qwen3moe.expert_count", 1, "expert_used_count is 2, not 1 .. 1"},
+        {"qwen3moe.expert_count", 5,
+         "blk.0.ffn_gate_inp.weight is 256 x 6 x 1 x 1, must be 256 x 5"},
+        {"qwen3moe.expert_count", 4096, "expert_count is 4096, not 1 .. 1024"},
+        {"qwen3moe.expert_used_count", 0, "expert_used_count is 0, not 1 .. 6"},
+        {"qwen3moe.expert_used_count", 7, "expert_used_count is 7, not 1 .. 6"},
+        {"qwen3moe.expert_feed_forward_length", 0, "expert_feed_forward_length is 0, not 1 .. "},
+        {"qwen3moe.expert_feed_forward_length", 128, "256 x 256 x 6 x 1, must be 256 x 128 x 6"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct file f = file_of("qwen3moe");
+        set_u32(f, cases[i].key, cases[i].value);
+        assert_refused(f, -EINVAL, cases[i].words);
+    }
+    struct file f = file_of("qwen3moe");
+    rename_in(f, "qwen3moe.expert_used_count", "qwen3moe.expert_xsed_count");
+    assert_refused(f, -EINVAL, "qwen3moe.expert_used_count is missing");
+    f = file_of("qwen3moe");
+    rename_in(f, "qwen3moe.expert_count", "qwen3moe.expert_xount");
+    assert_refused(f, -EINVAL, "expert_count is 0, not 1 .. 1024");
+    f = file_of("qwen3moe");
+    rename_in(f, "blk.1.ffn_up_exps.weight", "blk.1.ffn_xp_exps.weight");
+    assert_refused(f, -EINVAL, "blk.1.ffn_up_exps.weight is missing");
+}
+
+/* Another architecture with experts of its own way would give other logits. */
+static void experts_of_another_architecture_are_refused(void **state)
+{
+    (void)state;
+    struct file f = file_of("qwen3moe");
+    for (char *at; (at = memmem(f.data, f.len, "qwen3moe", 8));)
+        memcpy(at, "llama-32", 8);
+    assert_refused(f, -ENOTSUP, "'llama-32'");
+    f = file_of("qwen2moe");
+    rename_in(f, "blk.0.ffn_gate_inp_shexp.weight", "blk.0.ffn_xate_inp_shexp.weight");
+    assert_refused(f, -EINVAL, "blk.0.ffn_gate_inp_shexp.weight is missing");
+}
+
 static void unused_tensors_are_refused(void **state)
 {
     (void)state;
@@ -501,7 +548,7 @@ static void the_columns_of_several_matrices_are_shared_out(void **state)
         for (unsigned k = 0; k < ARRAY_LEN(mats); k++) {
             uint32_t next = 0;
             for (unsigned i = 0; i < n; i++) {
-                model_columns(&mats[k], before, n_tiles, i, n, &from, &to);
+                model_columns(mats[k].n_out, before, n_tiles, i, n, &from, &to);
                 assert_true(from <= to && (from == to || from == next) && from % KERNEL_TILE == 0);
                 of_thread[i] += to - from;
                 next = from < to ? to : next;
@@ -779,6 +826,8 @@ int main(void)
         cmocka_unit_test(missing_keys_and_tensors_are_named),
         cmocka_unit_test(wrong_shapes_name_both),
         cmocka_unit_test(numbers_out_of_range_are_refused),
+        cmocka_unit_test(experts_that_cannot_be_are_refused),
+        cmocka_unit_test(experts_of_another_architecture_are_refused),
         cmocka_unit_test(unused_tensors_are_refused),
         cmocka_unit_test(unknown_rope_scaling_is_named),
         cmocka_unit_test(loading_reports_progress),

@@ -1,0 +1,500 @@
+/* ffn_experts.c - the feed-forward sublayer by experts: each row runs through the few that a router
+ * chooses for it, and through the shared expert if there is one.
+ *
+ * The rows of each expert form a group, so its weights are read once in a pass. A row in a group is
+ * a pair (row, expert). Groups stand in the order of the experts, the shared one last. The outputs
+ * of a row's experts are added in this order. So the bits of a row do not depend on the rows that
+ * share its experts.
+ *
+ * Threads share the columns of all gates and ups as one list. Each has the same columns of all
+ * downs, so that it adds the outputs of its columns alone. As elsewhere, of few rows each thread
+ * prepares all for itself. */
+#include "base/minmax.h"
+#include "model/forward_impl.h"
+
+/* The time of a tile of columns for no row: the weights are read. In times of a row. */
+#define TILE_COST 4
+/* Floats of a thread for outputs of a group, before they are added: they stay in its L2 cache. */
+#define OUT_FLOATS 65536
+#define OUT_COLUMNS (8 * KERNEL_TILE) // at least
+#define LEAST_SUM 6.103515625e-5f     // of a row's probabilities, as in llama.cpp
+
+/* The rows of an expert. */
+struct group {
+    uint32_t expert;        // the number of experts: the shared one
+    uint32_t first, n_rows; // pairs
+    size_t in, in_up;       // where its prepared rows are: for the gate, for the up
+    size_t hidden;          // floats before its rows
+    size_t mid;             // where its prepared rows for the down are
+};
+
+/* Rows as one thread sees them: those of all threads, or few rows that it prepares for itself. */
+struct rows {
+    float *norm;      // (n_rows, n_embd)
+    uint32_t *chosen; // (n_rows, n_used): experts, rising
+    float *weight;    // (n_rows, n_used): of their outputs
+    char *act;        // prepared rows of all groups, of norm or of the hidden ones
+};
+
+struct buffers {
+    float *logits;        // (max_rows, n): of the router
+    float *shared_logits; // (max_rows)
+    float *gate, *up;     // (pairs, n_ff), then (max_rows, n_ff of the shared expert)
+    struct rows rows;
+    /* Of the thread: */
+    struct group *groups; // (n + 1)
+    uint32_t *row;        // (pairs + max_rows) row of each pair
+    float *by;            // (pairs + max_rows) factor of each pair's output
+    float *out;           // (OUT_FLOATS or more)
+};
+
+/* What the steps of one layer need. */
+struct experts {
+    struct forward *f;
+    const struct forward_part *t;
+    const struct model_ffn *w;
+    struct buffers b;
+    uint32_t n_groups, n_pairs; // with those of the shared expert
+};
+
+static bool has_shared(const struct model_ffn *w)
+{
+    return w->n_ff > 0;
+}
+
+/* ---- memory ---- */
+
+static uint32_t pairs_of(const struct model_ffn *w, uint32_t n_rows)
+{
+    return n_rows * (w->experts.n_used + has_shared(w));
+}
+
+static bool is_tiles(enum kernel_form form)
+{
+    return form == KERNEL_FORM_TILES || form == KERNEL_FORM_TILES_256;
+}
+
+/* A row prepared for w, of m together. */
+static size_t row_bytes(const struct kernel *k, const struct kernel_mat *w, uint32_t m)
+{
+    return forward_rounded(kernel_form_bytes(k->form(w->type, m), w->n_in));
+}
+
+static size_t rows_bytes(const struct kernel *k, const struct kernel_mat *w, uint32_t m)
+{
+    bool fills_up = is_tiles(k->form(w->type, m));
+    uint32_t n = fills_up ? (m + KERNEL_ROWS - 1) / KERNEL_ROWS * KERNEL_ROWS : m;
+    return n * row_bytes(k, w, m);
+}
+
+/* Of n_pairs rows in n_groups groups of at most n_rows rows, at most. */
+static size_t most_bytes(const struct kernel *k, const struct kernel_mat *w, uint32_t n_pairs,
+                         uint32_t n_groups, uint32_t n_rows)
+{
+    size_t n = n_pairs;
+    if (is_tiles(k->form(w->type, n_rows)))
+        n += (size_t)n_groups * (KERNEL_ROWS - 1);
+    return n * max_size(row_bytes(k, w, 1), row_bytes(k, w, n_rows));
+}
+
+static size_t act_bytes(const struct kernel *k, const struct model_ffn *w, uint32_t n_rows)
+{
+    const struct model_experts *e = &w->experts;
+    const uint32_t n_pairs = n_rows * e->n_used, n_groups = min_u32(e->n, n_pairs);
+    size_t in = most_bytes(k, &e->gate, n_pairs, n_groups, n_rows) +
+                most_bytes(k, &e->up, n_pairs, n_groups, n_rows);
+    size_t mid = most_bytes(k, &e->down, n_pairs, n_groups, n_rows);
+    if (has_shared(w)) {
+        in += most_bytes(k, &w->gate, n_rows, 1, n_rows) + most_bytes(k, &w->up, n_rows, 1, n_rows);
+        mid += most_bytes(k, &w->down, n_rows, 1, n_rows);
+    }
+    return max_size(in, mid);
+}
+
+/* The next n items of a piece of memory. base NULL: they are only counted. */
+struct memory {
+    char *base;
+    size_t bytes;
+};
+
+static void *carve(struct memory *m, size_t n, size_t size)
+{
+    void *at = m->base ? m->base + m->bytes : NULL;
+    m->bytes += forward_rounded(n * size);
+    return at;
+}
+
+static struct rows carve_rows(struct memory *m, const struct forward *f, const struct model_ffn *w,
+                              uint32_t n_rows)
+{
+    const size_t n_used = w->experts.n_used;
+    return (struct rows){.norm = carve(m, n_rows * (size_t)w->experts.gate.n_in, sizeof(float)),
+                         .chosen = carve(m, n_rows * n_used, sizeof(uint32_t)),
+                         .weight = carve(m, n_rows * n_used, sizeof(float)),
+                         .act = carve(m, act_bytes(f->m->kernel, w, n_rows), 1)};
+}
+
+/* The buffers of thread i. */
+static struct buffers carve_all(struct memory *m, const struct forward *f,
+                                const struct model_ffn *w, unsigned i)
+{
+    const size_t max_rows = f->opt.max_rows, n_pairs = pairs_of(w, f->opt.max_rows);
+    const size_t hidden = max_rows * (w->experts.n_used * (size_t)w->experts.n_ff + w->n_ff);
+    struct buffers b = {.logits = carve(m, max_rows * w->experts.n, sizeof(float)),
+                        .shared_logits = carve(m, max_rows, sizeof(float)),
+                        .gate = carve(m, hidden, sizeof(float)),
+                        .up = carve(m, hidden, sizeof(float)),
+                        .rows = carve_rows(m, f, w, f->opt.max_rows)};
+    for (unsigned k = 0; k < pool_threads(f->pool); k++) {
+        struct rows few = carve_rows(m, f, w, FORWARD_FEW_ROWS);
+        struct group *groups = carve(m, w->experts.n + (size_t)1, sizeof(*groups));
+        uint32_t *row = carve(m, n_pairs, sizeof(*row));
+        float *by = carve(m, n_pairs, sizeof(*by));
+        float *out = carve(m, max_size(OUT_FLOATS, max_rows * OUT_COLUMNS), sizeof(*out));
+        if (k != i)
+            continue;
+        if (f->few)
+            b.rows = few;
+        b.groups = groups;
+        b.row = row;
+        b.by = by;
+        b.out = out;
+    }
+    return b;
+}
+
+static size_t experts_bytes(const struct forward *f, const struct model_layer *l)
+{
+    struct memory m = {0};
+    carve_all(&m, f, &l->ffn, 0);
+    return m.bytes;
+}
+
+static void experts_plan(struct forward *f, const struct model_layer *l)
+{
+    forward_need_matrix(f, &l->ffn.experts.router);
+    if (has_shared(&l->ffn))
+        forward_need_matrix(f, &l->ffn.shared_router);
+}
+
+/* ---- choosing ---- */
+
+/* The experts of the largest logits, in rising order. Of equal ones the first are chosen. */
+static void choose_experts(const float *logits, uint32_t n, uint32_t n_used, uint32_t *chosen)
+{
+    uint32_t count = 0;
+    for (uint32_t e = 0; e < n; e++) { // chosen has falling logits
+        if (count == n_used && !(logits[e] > logits[chosen[count - 1]]))
+            continue;
+        uint32_t at = count < n_used ? count++ : count - 1;
+        for (; at > 0 && logits[e] > logits[chosen[at - 1]]; at--)
+            chosen[at] = chosen[at - 1];
+        chosen[at] = e;
+    }
+    for (uint32_t i = 1; i < count; i++) {
+        uint32_t e = chosen[i], at = i;
+        for (; at > 0 && chosen[at - 1] > e; at--)
+            chosen[at] = chosen[at - 1];
+        chosen[at] = e;
+    }
+}
+
+/* Their probabilities. */
+static void weigh_experts(const struct model_experts *w, const float *logits,
+                          const uint32_t *chosen, float *weight)
+{
+    float most = logits[chosen[0]], sum = 0, sum_chosen = 0;
+    for (uint32_t i = 1; i < w->n_used; i++)
+        most = logits[chosen[i]] > most ? logits[chosen[i]] : most;
+    for (uint32_t e = 0; e < w->n; e++)
+        sum += kernel_expf(logits[e] - most);
+    for (uint32_t i = 0; i < w->n_used; i++) {
+        weight[i] = kernel_expf(logits[chosen[i]] - most) / sum;
+        sum_chosen += weight[i];
+    }
+    for (uint32_t i = 0; i < w->n_used && w->weights_sum_to_1; i++)
+        weight[i] /= sum_chosen > LEAST_SUM ? sum_chosen : LEAST_SUM;
+}
+
+static void choose_rows(const struct experts *x)
+{
+    const struct model_experts *w = &x->w->experts;
+    uint32_t from, to;
+    forward_rows_to_prepare(x->f, x->t, &from, &to);
+    for (uint32_t r = from; r < to; r++) {
+        const float *logits = x->b.logits + (size_t)r * w->n;
+        uint32_t *chosen = x->b.rows.chosen + (size_t)r * w->n_used;
+        choose_experts(logits, w->n, w->n_used, chosen);
+        weigh_experts(w, logits, chosen, x->b.rows.weight + (size_t)r * w->n_used);
+    }
+}
+
+/* ---- groups ---- */
+
+static struct kernel_mat gate_of(const struct experts *x, const struct group *g)
+{
+    const struct model_ffn *w = x->w;
+    return g->expert < w->experts.n ? model_expert(&w->experts.gate, g->expert) : w->gate;
+}
+
+static struct kernel_mat up_of(const struct experts *x, const struct group *g)
+{
+    const struct model_ffn *w = x->w;
+    return g->expert < w->experts.n ? model_expert(&w->experts.up, g->expert) : w->up;
+}
+
+static struct kernel_mat down_of(const struct experts *x, const struct group *g)
+{
+    const struct model_ffn *w = x->w;
+    return g->expert < w->experts.n ? model_expert(&w->experts.down, g->expert) : w->down;
+}
+
+/* Experts that rows have chosen, with the number of their rows. */
+static void count_rows(struct experts *x)
+{
+    const struct model_experts *w = &x->w->experts;
+    struct group *groups = x->b.groups;
+    for (uint32_t e = 0; e < w->n; e++)
+        groups[e] = (struct group){.expert = e};
+    for (uint32_t i = 0; i < x->f->n_rows * w->n_used; i++)
+        groups[x->b.rows.chosen[i]].n_rows++;
+    for (uint32_t e = 0; e < w->n; e++) {
+        groups[e].first = x->n_pairs;
+        x->n_pairs += groups[e].n_rows;
+    }
+}
+
+/* Lists the pairs of each expert; their rows rise. */
+static void list_pairs(const struct experts *x)
+{
+    const struct model_experts *w = &x->w->experts;
+    struct group *groups = x->b.groups;
+    for (uint32_t i = 0; i < x->f->n_rows * w->n_used; i++) {
+        uint32_t pair = groups[x->b.rows.chosen[i]].first++;
+        x->b.row[pair] = i / w->n_used;
+        x->b.by[pair] = x->b.rows.weight[i];
+    }
+    for (uint32_t e = 0; e < w->n; e++)
+        groups[e].first -= groups[e].n_rows;
+}
+
+static void add_shared(struct experts *x)
+{
+    const uint32_t n = x->f->n_rows;
+    x->b.groups[x->n_groups++] =
+        (struct group){.expert = x->w->experts.n, .first = x->n_pairs, .n_rows = n};
+    for (uint32_t r = 0; r < n; r++) {
+        x->b.row[x->n_pairs + r] = r;
+        x->b.by[x->n_pairs + r] = 1 / (1 + kernel_expf(-x->b.shared_logits[r]));
+    }
+    x->n_pairs += n;
+}
+
+/* Where the rows of the groups lie. */
+static void place_groups(const struct experts *x)
+{
+    const struct kernel *k = x->f->m->kernel;
+    size_t in = 0, hidden = 0, mid = 0;
+    for (uint32_t i = 0; i < x->n_groups; i++) {
+        struct group *g = &x->b.groups[i];
+        const struct kernel_mat gate = gate_of(x, g), up = up_of(x, g), down = down_of(x, g);
+        bool same = k->form(gate.type, g->n_rows) == k->form(up.type, g->n_rows);
+        g->in = in;
+        in += rows_bytes(k, &gate, g->n_rows);
+        g->in_up = same ? g->in : in;
+        in += same ? 0 : rows_bytes(k, &up, g->n_rows);
+        g->hidden = hidden;
+        hidden += (size_t)g->n_rows * gate.n_out;
+        g->mid = mid;
+        mid += rows_bytes(k, &down, g->n_rows);
+    }
+}
+
+static void group_rows(struct experts *x)
+{
+    count_rows(x);
+    list_pairs(x);
+    for (uint32_t e = 0; e < x->w->experts.n; e++)
+        if (x->b.groups[e].n_rows)
+            x->b.groups[x->n_groups++] = x->b.groups[e];
+    if (has_shared(x->w))
+        add_shared(x);
+    place_groups(x);
+}
+
+/* ---- rows of groups ---- */
+
+/* The pairs that the thread prepares. */
+static void pairs_to_prepare(const struct experts *x, uint32_t *ret_from, uint32_t *ret_to)
+{
+    *ret_from = 0;
+    *ret_to = x->n_pairs;
+    if (!x->f->few)
+        pool_slice(x->t->i, x->t->n, x->n_pairs, 1, ret_from, ret_to);
+}
+
+static void prepare(const struct experts *x, const struct group *g, const struct kernel_mat *w,
+                    const float *from, uint32_t pair, size_t at)
+{
+    const struct kernel *k = x->f->m->kernel;
+    k->prepare(k->form(w->type, g->n_rows), from, w->n_in, pair - g->first, g->n_rows,
+               x->b.rows.act + at, row_bytes(k, w, g->n_rows));
+}
+
+static void prepare_inputs(const struct experts *x)
+{
+    uint32_t from, to;
+    pairs_to_prepare(x, &from, &to);
+    for (uint32_t i = 0; i < x->n_groups; i++) {
+        const struct group *g = &x->b.groups[i];
+        const struct kernel_mat gate = gate_of(x, g), up = up_of(x, g);
+        uint32_t first = max_u32(g->first, from), end = min_u32(g->first + g->n_rows, to);
+        for (uint32_t p = first; p < end; p++) {
+            const float *norm = x->b.rows.norm + (size_t)x->b.row[p] * gate.n_in;
+            prepare(x, g, &gate, norm, p, g->in);
+            if (g->in_up != g->in)
+                prepare(x, g, &up, norm, p, g->in_up);
+        }
+    }
+}
+
+static void prepare_hidden(const struct experts *x)
+{
+    uint32_t from, to;
+    pairs_to_prepare(x, &from, &to);
+    for (uint32_t i = 0; i < x->n_groups; i++) {
+        const struct group *g = &x->b.groups[i];
+        const struct kernel_mat down = down_of(x, g);
+        uint32_t first = max_u32(g->first, from), end = min_u32(g->first + g->n_rows, to);
+        for (uint32_t p = first; p < end; p++)
+            prepare(x, g, &down, x->b.gate + g->hidden + (size_t)(p - g->first) * down.n_in, p,
+                    g->mid);
+    }
+}
+
+/* ---- products ---- */
+
+/* gate = silu(gate) * up of columns [from, to). */
+static void run_gate(const struct experts *x, const struct group *g, uint32_t from, uint32_t to)
+{
+    const struct kernel *k = x->f->m->kernel;
+    const struct kernel_mat gate = gate_of(x, g), up = up_of(x, g);
+    const char *act = x->b.rows.act;
+    float *h = x->b.gate + g->hidden, *u = x->b.up + g->hidden;
+    k->matmul(&gate, act + g->in, row_bytes(k, &gate, g->n_rows), g->n_rows, h, gate.n_out, from,
+              to);
+    k->matmul(&up, act + g->in_up, row_bytes(k, &up, g->n_rows), g->n_rows, u, up.n_out, from, to);
+    for (uint32_t r = 0; r < g->n_rows; r++) {
+        size_t at = (size_t)r * gate.n_out + from;
+        k->swiglu(h + at, u + at, to - from, h + at);
+    }
+}
+
+static uint64_t tile_cost(const struct group *g)
+{
+    return TILE_COST + g->n_rows;
+}
+
+/* The first tile of the group whose cost begins at `cost` or later; all groups before cost
+ * `before`. */
+static uint32_t tile_at(const struct group *g, uint32_t n_tiles, uint64_t before, uint64_t cost)
+{
+    uint64_t each = tile_cost(g);
+    uint64_t tile = cost > before ? (cost - before + each - 1) / each : 0;
+    return tile < n_tiles ? (uint32_t)tile : n_tiles;
+}
+
+/* The thread's part of the tiles of all gates and ups. Each thread's cost about the same. */
+static void run_gates(const struct experts *x)
+{
+    uint64_t all = 0, before = 0;
+    for (uint32_t i = 0; i < x->n_groups; i++) {
+        const struct kernel_mat gate = gate_of(x, &x->b.groups[i]);
+        all += model_tiles(&gate) * tile_cost(&x->b.groups[i]);
+    }
+    for (uint32_t i = 0; i < x->n_groups; i++) {
+        const struct group *g = &x->b.groups[i];
+        const struct kernel_mat gate = gate_of(x, g);
+        const uint32_t n_tiles = model_tiles(&gate);
+        uint32_t from = tile_at(g, n_tiles, before, all * x->t->i / x->t->n) * KERNEL_TILE;
+        uint32_t to = tile_at(g, n_tiles, before, all * (x->t->i + 1) / x->t->n) * KERNEL_TILE;
+        if (from < to)
+            run_gate(x, g, from, min_u32(to, gate.n_out));
+        before += n_tiles * tile_cost(g);
+    }
+}
+
+/* x += weight * down(hidden) of columns [from, to). */
+static void run_down(const struct experts *x, const struct group *g, const struct kernel_mat *down,
+                     uint32_t from, uint32_t to)
+{
+    const struct kernel *k = x->f->m->kernel;
+    struct kernel_mat part = *down;
+    part.data = (const char *)part.data + kernel_packed_bytes(part.type, from, part.n_in);
+    part.n_out = to - from;
+    k->matmul(&part, x->b.rows.act + g->mid, row_bytes(k, down, g->n_rows), g->n_rows, x->b.out,
+              part.n_out, 0, part.n_out);
+    for (uint32_t r = 0; r < g->n_rows; r++)
+        k->add_scaled(x->f->x + (size_t)x->b.row[g->first + r] * down->n_out + from,
+                      x->b.by[g->first + r], x->b.out + (size_t)r * part.n_out, part.n_out);
+}
+
+/* The thread's columns of all downs. */
+static void run_downs(const struct experts *x)
+{
+    for (uint32_t i = 0; i < x->n_groups; i++) {
+        const struct group *g = &x->b.groups[i];
+        const struct kernel_mat down = down_of(x, g);
+        const uint32_t most =
+            max_u32(OUT_COLUMNS, OUT_FLOATS / g->n_rows / OUT_COLUMNS * OUT_COLUMNS);
+        uint32_t from, to;
+        forward_columns(x->t, &down, &from, &to);
+        for (uint32_t end; from < to; from = end) {
+            end = min_u32(to, from + most);
+            run_down(x, g, &down, from, end);
+        }
+    }
+}
+
+/* ---- the sublayer ---- */
+
+static void norm_rows(const struct experts *x)
+{
+    const struct model_params *p = &x->f->m->params;
+    uint32_t from, to;
+    forward_rows_to_prepare(x->f, x->t, &from, &to);
+    for (uint32_t r = from; r < to; r++)
+        x->f->m->kernel->rmsnorm(x->f->x + (size_t)r * p->n_embd, x->w->norm, p->n_embd,
+                                 p->norm_eps, x->b.rows.norm + (size_t)r * p->n_embd);
+    forward_prepare_rows(x->f, x->t, &x->w->experts.router, x->b.rows.norm);
+    if (has_shared(x->w) && x->w->shared_router.type != x->w->experts.router.type)
+        forward_prepare_rows(x->f, x->t, &x->w->shared_router, x->b.rows.norm);
+}
+
+static void experts_run(struct forward *f, const struct forward_part *t, uint32_t layer)
+{
+    const struct model_ffn *w = &f->m->layers[layer].ffn;
+    const struct kernel_mat *routers[] = {&w->experts.router, &w->shared_router};
+    struct memory m = {.base = f->ffn_work};
+    struct experts x = {.f = f, .t = t, .w = w};
+    x.b = carve_all(&m, f, w, t->i);
+
+    norm_rows(&x);
+    forward_wait_rows(f);
+    forward_apply_all(f, t, routers, (float *[]){x.b.logits, x.b.shared_logits},
+                      has_shared(w) ? 2 : 1);
+    forward_wait(f);
+    choose_rows(&x);
+    forward_wait_rows(f);
+    group_rows(&x);
+    prepare_inputs(&x);
+    forward_wait_rows(f);
+    run_gates(&x);
+    forward_wait(f);
+    prepare_hidden(&x);
+    forward_wait_rows(f);
+    run_downs(&x);
+    forward_wait(f);
+}
+
+const struct sublayer_ops ffn_experts = {experts_plan, experts_bytes, experts_run};
