@@ -8,6 +8,7 @@ command_fmt() {
     sources | xargs -r clang-format -i
     build release
     write_configuration
+    write_models
 }
 
 # Regenerates docs/configuration.md. The text before the first service's heading stays. The tables of settings are
@@ -23,6 +24,13 @@ write_configuration() {
         done
     } >build/configuration.md
     mv build/configuration.md $page
+}
+
+# Regenerates the table of docs/models.md, with which the page ends.
+write_models() {
+    local page=docs/models.md
+    { sed '/^| architecture /,$d' $page && "$BIN/verifier-svc" --print-models; } >build/models.md
+    mv build/models.md $page
 }
 
 lint_format() { sources | xargs clang-format --dry-run -Werror; }

@@ -586,7 +586,7 @@ static int read_flags(const struct conf *c, int argc, char **argv)
     return 0;
 }
 
-/* Answers --help, --version or --print-config, wherever it stands. Returns 1 if there is one. */
+/* Answers a flag that asks for a text, wherever it stands. Returns 1 if there is one. */
 static int answer_info_flag(const struct conf *c, int argc, char **argv)
 {
     for (int i = 1; i < argc; i++) {
@@ -596,6 +596,8 @@ static int answer_info_flag(const struct conf *c, int argc, char **argv)
             printf("%s %s\n", c->program, TANDEM_VERSION);
         } else if (strcmp(argv[i], "--print-config") == 0) {
             conf_markdown(c, stdout);
+        } else if (c->info && strcmp(argv[i], c->info->flag) == 0) {
+            c->info->print(stdout);
         } else {
             continue;
         }
@@ -767,6 +769,8 @@ void conf_help(const struct conf *c, FILE *to)
     fputc('\n', to);
     help_line(to, "--config FILE", "settings from a file, one `name = value` per line");
     help_line(to, "--print-config", "all settings as a Markdown table");
+    if (c->info)
+        help_line(to, c->info->flag, c->info->help);
     help_line(to, "--version", "the version");
     help_line(to, "-h, --help", "this text");
     if (c->n_options == 0)

@@ -50,19 +50,26 @@ struct conf_rename {
     const char *old_value, *new_value; // NULL: it is the setting that was renamed
 };
 
+/* A flag that prints something and ends the program, as --version does. */
+struct conf_info {
+    const char *flag, *help; // "--print-models"
+    void (*print)(FILE *to);
+};
+
 struct conf {
     const char *program, *summary; // for --help
     const struct conf_option *options;
     size_t n_options;
     const struct conf_rename *renames; // NULL: none
     size_t n_renames;
+    const struct conf_info *info; // NULL: none
 };
 
 /* Fills the values from defaults, the file that --config or TANDEM_CONFIG names, environment,
  * flags. Before the call the values are zero or hold the result of an earlier call. 0: the values
- * are set. 1: --help, --version or --print-config was answered on stdout, and the program shall
- * exit with 0. -EINVAL, -ENOENT ...: the error text names the setting, its source and its range.
- * The values stay allocated until conf_done(), also after an error. */
+ * are set. 1: --help, --version, --print-config or the flag of conf_info was answered on stdout,
+ * and the program shall exit with 0. -EINVAL, -ENOENT ...: the error text names the setting, its source
+ * and its range. The values stay allocated until conf_done(), also after an error. */
 int conf_read(const struct conf *c, int argc, char **argv);
 /* Sets values from the text of a configuration file. `path` appears in errors and warnings. */
 int conf_read_text(const struct conf *c, const char *path, const char *text, size_t len);

@@ -6,7 +6,6 @@
 static const struct arch *const archs[] = {&arch_llama,     &arch_qwen2,    &arch_qwen2moe,
                                            &arch_qwen3,     &arch_qwen3moe, &arch_qwen3vl,
                                            &arch_qwen3vlmoe};
-#define ARCH_NAMES "llama, qwen2, qwen2moe, qwen3, qwen3moe, qwen3vl, qwen3vlmoe"
 
 /* NULL: not in the table. */
 static const struct arch *find_arch(struct span name)
@@ -119,7 +118,7 @@ static int read_n_experts(const struct checkpoint *c, const struct arch *a, stru
     return 0;
 }
 
-/* The widths of the experts. Without parameters of their own they have the dense one. */
+/* The widths of the experts; if the file does not say them, the dense one. */
 static int read_experts(const struct checkpoint *c, struct model_params *p)
 {
     static const char used[] = "expert_used_count", width[] = "expert_feed_forward_length";
@@ -167,7 +166,9 @@ int arch_read(const struct checkpoint *c, struct model_params *p, const struct a
         return fail(-EINVAL, "%s: the architecture is not named", checkpoint_path(c));
     const struct arch *a = find_arch(name);
     if (!a)
-        return fail(-ENOTSUP, "%s: architecture '%.*s' is not supported (" ARCH_NAMES " are)",
+        return fail(-ENOTSUP,
+                    "%s: architecture '%.*s' is not supported; verifier-svc --print-models "
+                    "lists those that are",
                     checkpoint_path(c), (int)(name.len < 64 ? name.len : 64), name.data);
     *p = (struct model_params){.architecture = a->name, .n_ctx_train = 1u << 20, .norm_eps = 1e-5f};
     if ((r = read_widths(c, a, p)) < 0 ||
@@ -214,4 +215,19 @@ uint32_t arch_size(const struct model_params *p, const struct model_layer *l, en
                               [ARCH_EXPERT_FF] = l->ffn.experts.n_ff,
                               [ARCH_ROW] = 1};
     return sizes[dim];
+}
+
+static const char *const words_of_experts[] = {
+    [ARCH_NO_EXPERTS] = "no", [ARCH_SOME_EXPERTS] = "yes or no", [ARCH_ALL_EXPERTS] = "yes"};
+
+void arch_print_table(FILE *to)
+{
+    fputs("| architecture | models | experts | special | drafts |\n"
+          "| --- | --- | --- | --- | --- |\n",
+          to);
+    for (size_t i = 0; i < ARRAY_LEN(archs); i++) {
+        const struct arch *a = archs[i];
+        fprintf(to, "| `%s` | %s | %s | %s | chains and trees |\n", a->name, a->models,
+                words_of_experts[a->experts], a->special ? a->special : "");
+    }
 }

@@ -6,6 +6,7 @@
  * Threads: immutable. */
 #pragma once
 #include <stddef.h>
+#include <stdio.h>
 #include "file/checkpoint.h"
 #include "model/model.h"
 
@@ -58,7 +59,7 @@ struct arch_tensor {
         CHECKPOINT_FFN_DOWN_EXPERTS, ARCH_EXPERT_FF, ARCH_EMBD, .to = ARCH_TO(ffn.experts.down),   \
                                                                 .per_expert = true                 \
     }
-/* An expert that every row runs through, by a factor of its own. */
+/* An expert that every row runs through; its factor has a separate router. */
 #define ARCH_SHARED_EXPERT                                                                         \
     {CHECKPOINT_FFN_SHARED_ROUTER, ARCH_EMBD, ARCH_ROW, .to = ARCH_TO(ffn.shared_router),          \
      .as_file = true},                                                                             \
@@ -78,7 +79,9 @@ struct arch_layer {
 };
 
 struct arch {
-    const char *name; // general.architecture
+    const char *name;    // general.architecture
+    const char *models;  // that have it, for readers
+    const char *special; // what differs from a Llama; NULL: nothing
     enum model_rope rope;
     enum { ARCH_NO_EXPERTS, ARCH_SOME_EXPERTS, ARCH_ALL_EXPERTS } experts; // files that have them
     /* Layer l of a model with these parameters. */
@@ -102,4 +105,6 @@ int arch_read(const struct checkpoint *c, struct model_params *to, const struct 
 /* Kinds and shapes of layer l; its tensors stay zero. */
 void arch_shape_layer(const struct arch *a, const struct model_params *p, uint32_t l,
                       struct model_layer *to);
+/* The table of docs/models.md, in Markdown. */
+void arch_print_table(FILE *to);
 uint32_t arch_size(const struct model_params *p, const struct model_layer *l, enum arch_dim dim);

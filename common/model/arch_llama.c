@@ -40,4 +40,11 @@ static const struct arch_layer *describe_layer(const struct model_params *p, uin
     return p->n_experts ? &with_experts : &dense;
 }
 
-const struct arch arch_llama = {"llama", MODEL_ROPE_PAIRS, ARCH_SOME_EXPERTS, describe_layer};
+const struct arch arch_llama = {
+    .name = "llama",
+    .models = "Llama 1 to 3.x, Mistral, Mixtral, SmolLM and others",
+    .special = "q, k and v may have biases",
+    .rope = MODEL_ROPE_PAIRS,
+    .experts = ARCH_SOME_EXPERTS,
+    .layer = describe_layer,
+};

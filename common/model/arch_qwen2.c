@@ -35,5 +35,19 @@ static const struct arch_layer *describe_layer(const struct model_params *p, uin
     return p->n_experts ? &with_experts : &dense;
 }
 
-const struct arch arch_qwen2 = {"qwen2", MODEL_ROPE_HALVES, ARCH_NO_EXPERTS, describe_layer};
-const struct arch arch_qwen2moe = {"qwen2moe", MODEL_ROPE_HALVES, ARCH_ALL_EXPERTS, describe_layer};
+const struct arch arch_qwen2 = {
+    .name = "qwen2",
+    .models = "Qwen 1.5 to 2.5",
+    .special = "biases of q, k and v",
+    .rope = MODEL_ROPE_HALVES,
+    .experts = ARCH_NO_EXPERTS,
+    .layer = describe_layer,
+};
+const struct arch arch_qwen2moe = {
+    .name = "qwen2moe",
+    .models = "Qwen 1.5 MoE, Qwen 2 57B-A14B",
+    .special = "biases of q, k and v; a shared expert",
+    .rope = MODEL_ROPE_HALVES,
+    .experts = ARCH_ALL_EXPERTS,
+    .layer = describe_layer,
+};

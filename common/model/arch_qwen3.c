@@ -36,8 +36,35 @@ static const struct arch_layer *describe_layer(const struct model_params *p, uin
     return p->n_experts ? &with_experts : &dense;
 }
 
-const struct arch arch_qwen3 = {"qwen3", MODEL_ROPE_HALVES, ARCH_NO_EXPERTS, describe_layer};
-const struct arch arch_qwen3moe = {"qwen3moe", MODEL_ROPE_HALVES, ARCH_ALL_EXPERTS, describe_layer};
-const struct arch arch_qwen3vl = {"qwen3vl", MODEL_ROPE_HALVES, ARCH_NO_EXPERTS, describe_layer};
-const struct arch arch_qwen3vlmoe = {"qwen3vlmoe", MODEL_ROPE_HALVES, ARCH_ALL_EXPERTS,
-                                     describe_layer};
+const struct arch arch_qwen3 = {
+    .name = "qwen3",
+    .models = "Qwen 3",
+    .special = "norms of q and k",
+    .rope = MODEL_ROPE_HALVES,
+    .experts = ARCH_NO_EXPERTS,
+    .layer = describe_layer,
+};
+const struct arch arch_qwen3moe = {
+    .name = "qwen3moe",
+    .models = "Qwen 3 30B-A3B and 235B-A22B, Qwen 3 Coder",
+    .special = "norms of q and k",
+    .rope = MODEL_ROPE_HALVES,
+    .experts = ARCH_ALL_EXPERTS,
+    .layer = describe_layer,
+};
+const struct arch arch_qwen3vl = {
+    .name = "qwen3vl",
+    .models = "the text of Qwen 3 VL",
+    .special = "norms of q and k",
+    .rope = MODEL_ROPE_HALVES,
+    .experts = ARCH_NO_EXPERTS,
+    .layer = describe_layer,
+};
+const struct arch arch_qwen3vlmoe = {
+    .name = "qwen3vlmoe",
+    .models = "the text of Qwen 3 VL 30B-A3B and 235B-A22B",
+    .special = "norms of q and k",
+    .rope = MODEL_ROPE_HALVES,
+    .experts = ARCH_ALL_EXPERTS,
+    .layer = describe_layer,
+};

@@ -1,5 +1,5 @@
-/* ffn_experts.c - the feed-forward sublayer by experts: each row runs through the few that a router
- * chooses for it, and through the shared expert if there is one.
+/* ffn_experts.c - the feed-forward sublayer by experts. A router chooses a few of them for a row.
+ * If there is a shared expert, each row runs through it, too.
  *
  * The rows of each expert form a group, so its weights are read once in a pass. A row in a group is
  * a pair (row, expert). Groups stand in the order of the experts, the shared one last. The outputs

@@ -4,10 +4,10 @@
  *   make_model --shape 0.1b|1b|3b|moe-a|tiny --type TYPE --out FILE [--vocab N] [--tied] [--seed N]
  *              [--layers N] [--faint-from N --eps E]
  *
- * Shapes are those of SmolLM2-135M, Llama-3.2-1B and -3B, and with moe-a layers of Qwen3-30B-A3B, as
- * many as 8 GiB of q4_k_m hold; tiny is for tests. TYPE: q8_0, q4_0,
- * q4_1, q5_0, q5_1, q4_k_m, q5_k_m, q6_k, iq4_nl, iq4_xs, f16, bf16 or f32. The types of head, V
- * and down are those that llama.cpp chooses for that name (except for a few V and down of iq4). The
+ * Shapes are those of SmolLM2-135M, Llama-3.2-1B and -3B; tiny is for tests. moe-a has layers of
+ * Qwen3-30B-A3B, as many as 8 GiB of q4_k_m hold. TYPE: q8_0, q4_0, q4_1,
+ * q5_0, q5_1, q4_k_m, q5_k_m, q6_k, iq4_nl, iq4_xs, f16, bf16 or f32. The types of head, V and down
+ * are those that llama.cpp chooses for that name (except for a few V and down of iq4). The
  * vocabulary is a SentencePiece one: bytes and generated words.
  *
  * To write a target and a draft model that agree: the draft has the first N layers of the target

@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 #define MAX_KEYS 32
 #define MAX_TENSORS 64
 #define MAX_VOCAB 300
-#define MAX_FILE (4u << 20)
+#define MAX_FILE (8u << 20)
 #define MAX_RUN_BYTES (128u << 20) // larger models are only planned
 #define ALIGNMENT 32
 #define ROWS 4
@@ -86,7 +86,8 @@ struct tensor {
 struct file {
     const char *arch;
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
-    enum gguf_type type; // of matrices whose rows fit it
+    uint32_t n_experts, n_expert_ff; // 0: none
+    enum gguf_type type;             // of matrices whose rows fit it
     uint32_t version;
     uint64_t n_keys_told, n_tensors_told; // added to the true numbers
     struct key keys[MAX_KEYS];
@@ -170,6 +171,44 @@ static void layer_tensor(struct file *f, uint32_t l, const char *name, uint32_t 
     tensor(f, full, n_in, n_out);
 }
 
+static bool is(const struct file *f, const char *arch)
+{
+    return strcmp(f->arch, arch) == 0;
+}
+
+/* A matrix of each expert. */
+static void expert_tensor(struct file *f, uint32_t l, const char *name, uint32_t n_in,
+                          uint32_t n_out)
+{
+    const uint64_t at = f->n_weights;
+    layer_tensor(f, l, name, n_in, n_out);
+    struct tensor *t = &f->tensors[f->n_tensors - 1];
+    t->n_dims = 3;
+    t->shape[2] = f->n_experts;
+    f->n_weights = at + (bytes_of(t) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static void add_experts(struct file *f, uint32_t l)
+{
+    layer_tensor(f, l, "ffn_gate_inp.weight", f->n_embd, f->n_experts);
+    expert_tensor(f, l, "ffn_gate_exps.weight", f->n_embd, f->n_expert_ff);
+    expert_tensor(f, l, "ffn_up_exps.weight", f->n_embd, f->n_expert_ff);
+    expert_tensor(f, l, "ffn_down_exps.weight", f->n_expert_ff, f->n_embd);
+    if (!is(f, "qwen2moe"))
+        return;
+    layer_tensor(f, l, "ffn_gate_inp_shexp.weight", f->n_embd, 0);
+    layer_tensor(f, l, "ffn_gate_shexp.weight", f->n_embd, f->n_ff);
+    layer_tensor(f, l, "ffn_up_shexp.weight", f->n_embd, f->n_ff);
+    layer_tensor(f, l, "ffn_down_shexp.weight", f->n_ff, f->n_embd);
+}
+
+static void add_feed_forward(struct file *f, uint32_t l)
+{
+    layer_tensor(f, l, "ffn_gate.weight", f->n_embd, f->n_ff);
+    layer_tensor(f, l, "ffn_up.weight", f->n_embd, f->n_ff);
+    layer_tensor(f, l, "ffn_down.weight", f->n_ff, f->n_embd);
+}
+
 static void add_layer(struct file *f, uint32_t l)
 {
     uint32_t n_q = f->n_heads * f->head_dim, n_kv = f->n_kv_heads * f->head_dim;
@@ -179,14 +218,15 @@ static void add_layer(struct file *f, uint32_t l)
     layer_tensor(f, l, "attn_v.weight", f->n_embd, n_kv);
     layer_tensor(f, l, "attn_output.weight", n_q, f->n_embd);
     layer_tensor(f, l, "ffn_norm.weight", f->n_embd, 0);
-    layer_tensor(f, l, "ffn_gate.weight", f->n_embd, f->n_ff);
-    layer_tensor(f, l, "ffn_up.weight", f->n_embd, f->n_ff);
-    layer_tensor(f, l, "ffn_down.weight", f->n_ff, f->n_embd);
-    if (strcmp(f->arch, "qwen2") == 0) {
+    if (f->n_experts)
+        add_experts(f, l);
+    else
+        add_feed_forward(f, l);
+    if (is(f, "qwen2") || is(f, "qwen2moe")) {
         layer_tensor(f, l, "attn_q.bias", n_q, 0);
         layer_tensor(f, l, "attn_k.bias", n_kv, 0);
         layer_tensor(f, l, "attn_v.bias", n_kv, 0);
-    } else if (strcmp(f->arch, "qwen3") == 0) {
+    } else if (!is(f, "llama")) {
         layer_tensor(f, l, "attn_q_norm.weight", f->head_dim, 0);
         layer_tensor(f, l, "attn_k_norm.weight", f->head_dim, 0);
     }
@@ -230,12 +270,26 @@ static void add_rope(struct file *f, struct input *in)
         tensor(f, "rope_freqs.weight", dim / 2, 0);
 }
 
+static void plan_experts(struct file *f, struct input *in)
+{
+    f->n_experts = 1 + (uint32_t)take_below(in, 4);
+    f->n_expert_ff = take_size(in);
+    param(f, "expert_count", GGUF_U32, f->n_experts);
+    param(f, "expert_used_count", GGUF_U32, 1 + take_below(in, f->n_experts));
+    param(f, "expert_feed_forward_length", GGUF_U32, f->n_expert_ff);
+}
+
 /* A file that is in order. */
 static void plan_file(struct file *f, struct input *in)
 {
-    static const char *const archs[] = {"llama", "qwen2", "qwen3"};
+    static const struct {
+        const char *name;
+        bool has_experts;
+    } archs[] = {{"llama", false},   {"qwen2", false},   {"qwen3", false},   {"llama", true},
+                 {"qwen2moe", true}, {"qwen3moe", true}, {"qwen3vl", false}, {"qwen3vlmoe", true}};
+    const uint64_t arch = take_below(in, ARRAY_LEN(archs));
     f->version = 3;
-    f->arch = archs[take_below(in, ARRAY_LEN(archs))];
+    f->arch = archs[arch].name;
     f->type = quantise_to_gguf(weights_types[take_below(in, WEIGHTS_TYPES)].type);
     f->n_layers = 1 + (uint32_t)take_below(in, 2);
     f->n_kv_heads = 1 + (uint32_t)take_below(in, 3);
@@ -257,6 +311,8 @@ static void plan_file(struct file *f, struct input *in)
     param_float(f, "attention.layer_norm_rms_epsilon", 1e-5f);
     tensor(f, "token_embd.weight", f->n_embd, f->n_vocab);
     tensor(f, "output_norm.weight", f->n_embd, 0);
+    if (archs[arch].has_experts)
+        plan_experts(f, in);
     add_rope(f, in);
     add_vocab(f, (enum tok_kind)(TOK_NORMAL + take_below(in, TOK_BYTE)));
     if (take(in, 1) & 1)

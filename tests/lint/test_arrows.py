@@ -40,7 +40,7 @@ ROOMS = {  # room: the rooms that it may include besides itself; common/X is wri
     "verifier-svc/control": "base model",
     "verifier-svc/drafts": "base kernel model rpc proto",
     "verifier-svc/kvdisk": "base db model",
-    "verifier-svc/settings": "base kernel rpc verifier-svc/control verifier-svc/drafts verifier-svc/kvdisk",
+    "verifier-svc/settings": "base kernel model rpc verifier-svc/control verifier-svc/drafts verifier-svc/kvdisk",
     "verifier-svc/engine": "base file text model proto verifier-svc/accept verifier-svc/control verifier-svc/drafts verifier-svc/kvdisk verifier-svc/settings",
     "verifier-svc/edge": "base rpc proto verifier-svc/engine verifier-svc/settings",
     "verifier-svc": "base rpc verifier-svc/edge verifier-svc/engine verifier-svc/settings",

@@ -45,6 +45,10 @@ class Documents(unittest.TestCase):
             table = subprocess.run([os.path.join(BIN, name), "--print-config"], check=True, capture_output=True, text=True)
             self.assertIn(f"## {name}\n\n{table.stdout}", page, "run: ./tandem fmt")
 
+    def test_models_ends_with_the_table_of_the_verifier(self):
+        table = subprocess.run([os.path.join(BIN, "verifier-svc"), "--print-models"], check=True, capture_output=True, text=True)
+        self.assertTrue(read("docs/models.md").endswith("\n\n" + table.stdout), "run: ./tandem fmt")
+
     def test_one_environment_serves_all_services(self):
         """A setting of several services has one range, except listen, and threads, which ./tandem up passes to the verifier."""
         ranges = {}

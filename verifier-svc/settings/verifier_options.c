@@ -4,6 +4,7 @@
 #include <string.h>
 #include "base/err.h"
 #include "base/mem.h"
+#include "model/arch.h"
 #include "rpc/rpc.h"
 #include "verifier-svc/kvdisk/kv_store.h"
 #include "verifier-svc/settings/verifier_options.h"
@@ -256,11 +257,18 @@ static const struct conf_option table[] = {
      .help = "how long accepted requests may continue after a stop signal, in s"},
 };
 
+static const struct conf_info models = {
+    .flag = "--print-models",
+    .help = "the architectures of models that load, as a Markdown table",
+    .print = arch_print_table,
+};
+
 static const struct conf conf = {
     .program = "verifier-svc",
     .summary = "Runs the target model: generates text over gRPC and verifies drafts.",
     .options = table,
     .n_options = sizeof(table) / sizeof(table[0]),
+    .info = &models,
 };
 
 static int read_default_proposer(const struct verifier_options *o, struct speculation *s)

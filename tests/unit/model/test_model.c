@@ -396,7 +396,7 @@ static void experts_that_cannot_be_are_refused(void **state)
     assert_refused(f, -EINVAL, "blk.1.ffn_up_exps.weight is missing");
 }
 
-/* Another architecture with experts of its own way would give other logits. */
+/* Their experts may work in other ways. */
 static void experts_of_another_architecture_are_refused(void **state)
 {
     (void)state;
