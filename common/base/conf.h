@@ -68,8 +68,8 @@ struct conf {
 /* Fills the values from defaults, the file that --config or TANDEM_CONFIG names, environment,
  * flags. Before the call the values are zero or hold the result of an earlier call. 0: the values
  * are set. 1: --help, --version, --print-config or the flag of conf_info was answered on stdout,
- * and the program shall exit with 0. -EINVAL, -ENOENT ...: the error text names the setting, its source
- * and its range. The values stay allocated until conf_done(), also after an error. */
+ * and the program shall exit with 0. -EINVAL, -ENOENT ...: the error text names the setting, its
+ * source and its range. The values stay allocated until conf_done(), also after an error. */
 int conf_read(const struct conf *c, int argc, char **argv);
 /* Sets values from the text of a configuration file. `path` appears in errors and warnings. */
 int conf_read_text(const struct conf *c, const char *path, const char *text, size_t len);

@@ -99,7 +99,9 @@ static void experts_are_as_defined(void **state)
     static const char *const archs[] = {"qwen2moe", "qwen3moe"};
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(archs); i++) {
-        struct tiny t = {.arch = archs[i], .seed = 50 + i};
+        struct tiny t = {.arch = archs[i], .seed = 50 + i, .flat_router = true};
+        check(&t, "all experts are equal", FLOAT_TOLERANCE);
+        t.flat_router = false;
         check(&t, "F32", FLOAT_TOLERANCE);
         for (size_t k = 0; k < ARRAY_LEN(types); k++) {
             t.type = types[k];

@@ -113,7 +113,8 @@ static void list_feed_forward(struct list *l, const struct tiny *o, uint32_t i,
         mat(l, in_layer(i, "ffn_gate_inp_shexp.weight"), KERNEL_F32, TINY_EMBD, 1, 1);
     if (!has_experts(o))
         return;
-    mat(l, in_layer(i, "ffn_gate_inp.weight"), KERNEL_F32, TINY_EMBD, TINY_EXPERTS, 4);
+    mat(l, in_layer(i, "ffn_gate_inp.weight"), KERNEL_F32, TINY_EMBD, TINY_EXPERTS,
+        o->flat_router ? 0 : 4);
     experts(l, in_layer(i, "ffn_gate_exps.weight"), o->type, TINY_EMBD, TINY_EXPERT_FF);
     experts(l, in_layer(i, "ffn_up_exps.weight"), o->type, TINY_EMBD, TINY_EXPERT_FF);
     experts(l, in_layer(i, "ffn_down_exps.weight"), other, TINY_EXPERT_FF, TINY_EMBD);

@@ -15,6 +15,7 @@ struct tiny {
     const char *scaling;         // NULL, "linear" or "yarn"
     bool mixed;                  // attn_v and ffn_down have head_type
     bool halves;                 // norms and biases in F16
+    bool flat_router;            // all experts have the same probability
     uint32_t n_layers, rope_dim; // 0: 2, the whole head
     uint64_t seed;
 };
