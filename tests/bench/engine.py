@@ -187,7 +187,7 @@ def results(o, engines, passes, reads, benches=()):
     limit, streams = max((n_bytes / statistics.median(t) / 1e6, s) for s, t in reads.items())
     out = {**what(o), **sides[0], "weights_bytes": n_bytes, "read_limit_gb_per_s": limit, "read_limit_streams": streams}
     if 1 in o.rows:
-        out["read_gb_per_s"] = n_bytes / out["t_ms"][1] / 1e6
+        out["read_gb_per_s"] = int(engines[0].about[2]) / out["t_ms"][1] / 1e6
     if len(sides) == 2:
         theirs = {**sides[1], "title": o.against or "llama.cpp " + peer.VERSION}
         out["peer"] = theirs
@@ -329,7 +329,7 @@ def options(arguments):
     p = argparse.ArgumentParser(prog="tandem bench", description=report.description(__doc__),
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("bench", choices=ROWS, help="the benchmark")
-    p.add_argument("--shape", default="1b", help="size of the synthetic model: 0.1b, 1b (default), 3b, or tiny for tests")
+    p.add_argument("--shape", default="1b", help="size of the synthetic model: 0.1b, 1b (default), 3b, moe-a, or tiny for tests")
     p.add_argument("--type", default="q8_0", help="type of the weights: q8_0 (default), q4_0, q4_k_m, f16, bf16, ...")
     p.add_argument("--vocab", type=int, 
                    help="vocabulary size, with a tied head (Llama 3: 128256); default: 32000 and a separate head")

@@ -7,7 +7,7 @@
  * and V. Each sequence gets CONTEXT positions: 512 positions of the first sequence are computed,
  * their K and V are copied to all others. Then it prints
  *
- *   ready KERNEL BYTES        BYTES of weights that a pass reads
+ *   ready KERNEL BYTES READ   BYTES of weights; READ of them by a pass of one row
  *
  * and answers each line of stdin with a line of milliseconds:
  *
@@ -41,6 +41,7 @@ struct tool {
     enum kernel_kv kv_type;
     const char *weights; // of a pass: head and layers are contiguous
     size_t bytes;
+    size_t read; // of these by a pass of one row
 };
 
 static double now_ms(void)
@@ -206,10 +207,16 @@ static double time_read(const struct tool *t, unsigned n_streams)
 
 /* ---- start and loop ---- */
 
-static void note(struct tool *t, const char **end, const struct kernel_mat *w)
+/* n such matrices, one after another, of which a row reads n_read. n_read = 0: the model has none. */
+static void note(struct tool *t, const char **end, const struct kernel_mat *w, uint32_t n,
+                 uint32_t n_read)
 {
-    const char *from = w->data, *to = from + kernel_packed_bytes(w->type, w->n_out, w->n_in);
+    if (!n_read)
+        return;
+    const size_t bytes = kernel_packed_bytes(w->type, w->n_out, w->n_in);
+    const char *from = w->data, *to = from + n * bytes;
     t->weights = !t->weights || from < t->weights ? from : t->weights;
+    t->read += n_read * bytes;
     *end = to > *end ? to : *end;
 }
 
@@ -217,10 +224,22 @@ static void find_weights(struct tool *t)
 {
     const struct model *m = t->rig.model;
     const char *end = NULL;
-    note(t, &end, &m->head);
+    note(t, &end, &m->head, 1, 1);
     for (uint32_t l = 0; l < m->params.n_layers; l++) {
-        note(t, &end, &m->layers[l].attn.q);
-        note(t, &end, &m->layers[l].ffn.down);
+        const struct model_attn *a = &m->layers[l].attn;
+        const struct model_ffn *f = &m->layers[l].ffn;
+        const struct model_experts *e = &f->experts;
+        const struct kernel_mat *of_all[] = {&a->q, &a->k, &a->v, &a->o},
+                                *dense[] = {&f->gate, &f->up, &f->down},
+                                *of_experts[] = {&e->gate, &e->up, &e->down};
+        for (size_t i = 0; i < ARRAY_LEN(of_all); i++)
+            note(t, &end, of_all[i], 1, 1);
+        for (size_t i = 0; i < ARRAY_LEN(dense); i++)
+            note(t, &end, dense[i], 1, f->n_ff > 0);
+        for (size_t i = 0; i < ARRAY_LEN(of_experts); i++)
+            note(t, &end, of_experts[i], e->n, e->n_used);
+        note(t, &end, &e->router, 1, e->n > 0);
+        note(t, &end, &f->shared_router, 1, e->n && f->n_ff);
     }
     t->bytes = (size_t)(end - t->weights);
 }
@@ -336,7 +355,7 @@ int main(int argc, char **argv)
     feed_contexts(&t, &t.rig, t.seqs, t.n_seqs);
     if (t.has_draft)
         feed_contexts(&t, &t.draft, &t.draft_seq, 1);
-    printf("ready %s %zu\n", t.rig.model->kernel->name, t.bytes);
+    printf("ready %s %zu %zu\n", t.rig.model->kernel->name, t.bytes, t.read);
     fflush(stdout);
     for (char line[256]; fgets(line, sizeof(line), stdin);)
         answer(&t, line);
