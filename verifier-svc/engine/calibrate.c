@@ -18,6 +18,7 @@
 
 struct trial {
     struct runner *r;
+    const uint32_t *tokens; // (MAX_ROWS)
     struct kv_seq seq;
     int64_t until_us;
 };
@@ -31,10 +32,9 @@ static double pass_us(struct trial *t, uint32_t n, uint32_t context)
     kv_release(kv, &t->seq);
     if (kv_grow(kv, &t->seq, context + n) < 0)
         return 0;
-    static const uint32_t tokens[MAX_ROWS];
     struct pass_plan *plan = &t->r->plan;
     pass_plan_clear(plan);
-    pass_plan_add_chain(plan, pass_plan_add_seq(plan, &t->seq), tokens, context, n, n);
+    pass_plan_add_chain(plan, pass_plan_add_seq(plan, &t->seq), t->tokens, context, n, n);
     int64_t from_us = clock_us();
     forward_run(t->r->forward, plan);
     return (double)(clock_us() - from_us);
@@ -77,9 +77,12 @@ static void measure_context(struct trial *t, struct pass_time_measured *m)
         m->long_one_us = 0;
 }
 
-static int measure(struct runner *r, struct pass_time_measured *m)
+static int measure(struct runner *r, const uint32_t *ids, size_t n, struct pass_time_measured *m)
 {
-    struct trial t = {.r = r, .until_us = clock_us() + TIME_US};
+    uint32_t tokens[MAX_ROWS];
+    for (size_t i = 0; i < MAX_ROWS; i++)
+        tokens[i] = ids[i % n];
+    struct trial t = {.r = r, .tokens = tokens, .until_us = clock_us() + TIME_US};
     int err = kv_seq_init(&t.seq, r->context);
     if (err < 0)
         return err;
@@ -116,7 +119,7 @@ static bool are_times(const struct pass_time_measured *m)
            (m->context || m->long_one_us <= 0);
 }
 
-int calibrate(struct runner *r, struct pass_time *ret)
+int calibrate(struct runner *r, const uint32_t *ids, size_t n, struct pass_time *ret)
 {
     const char *folder = r->opt.weights_cache;
     const bool has_folder = folder && *folder;
@@ -125,7 +128,7 @@ int calibrate(struct runner *r, struct pass_time *ret)
     if (!has_folder || result_file_read(folder, "times", saved_key(r), &m, sizeof(m)) < 0 ||
         !are_times(&m)) {
         memset(&m, 0, sizeof(m));
-        int err = measure(r, &m);
+        int err = measure(r, ids, n, &m);
         if (err < 0)
             return err;
         if (has_folder && result_file_write(folder, "times", saved_key(r), &m, sizeof(m)) < 0)

@@ -8,5 +8,9 @@
 /* Runs passes for about two seconds, at least one of one row, and initialises *ret with their
  * times. Takes rows of the KV pool and returns them. The times are kept in the runner's folder
  * (weights_cache), if it has one. The next start with the same model, CPU and threads then runs no
- * passes; later passes correct the times. -ENOMEM; -ENOSPC: no block is free, *ret is unchanged. */
-int calibrate(struct runner *r, struct pass_time *ret);
+ * passes; later passes correct the times. -ENOMEM; -ENOSPC: no block is free, *ret is unchanged.
+ *
+ * ids: the rows of a pass, n of them, again from the first after the last; at least one. They are a
+ * text, because rows of a text share experts: the number of weights that a pass reads depends on
+ * them. */
+int calibrate(struct runner *r, const uint32_t *ids, size_t n, struct pass_time *ret);

@@ -1,5 +1,7 @@
 /* engine_load.c - the engine thread before its first round: loads the model, opens the KV tier and
  * the proposers, and times passes. */
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include "base/clock.h"
 #include "base/err.h"
@@ -49,8 +51,19 @@ static int open_drafts(struct engine *e)
  * would delay the running requests. */
 static void time_passes(struct engine *e, struct pass_time *ret)
 {
+    static const char text[] =
+        "The old lighthouse stood at the end of the pier. Every evening its keeper climbed the "
+        "stairs, cleaned the lens and lit the lamp, so that the boats found their way past the "
+        "rocks. In winter the waves reached the windows. Then he wrote letters to his sister, who "
+        "ran a small bakery in the town and never had time to answer them before spring.";
+    uint32_t *ids = NULL;
+    size_t n = 0;
     *ret = (struct pass_time){0};
-    if (calibrate(&e->loaded->run, ret) < 0) {
+    int err = tok_encode(e->loaded->tok, text, sizeof(text) - 1, false, true, &ids, &n);
+    if (err == 0)
+        err = n ? calibrate(&e->loaded->run, ids, n, ret) : fail(-EINVAL, "the text has no token");
+    free(ids);
+    if (err < 0) {
         log_warn("pass calibration failed, goodput policy disabled: %s", fail_text());
         return;
     }

@@ -21,6 +21,8 @@ static const struct kv_shape shape = {.n_layers = 1, .layers = &layer};
 
 /* ---- a machine ---- */
 
+static const uint32_t ids[] = {3, 9, 4, 1, 7}; // of a text
+
 int64_t __wrap_clock_us(void);
 void __wrap_forward_run(struct forward *f, const struct pass_plan *plan);
 
@@ -42,7 +44,8 @@ void __wrap_forward_run(struct forward *f, const struct pass_plan *plan)
     assert_null(f);
     assert_true(n_passes < MAX_PASSES && plan->n_seqs == 1);
     for (uint32_t i = 0; i < plan->n_rows; i++) {
-        assert_true(plan->rows[i].wants_logits && plan->rows[i].token == 0);
+        assert_true(plan->rows[i].wants_logits);
+        assert_int_equal(plan->rows[i].token, ids[i % ARRAY_LEN(ids)]);
         assert_int_equal(plan->rows[i].pos, plan->rows[0].pos + i);
     }
     passes[n_passes].rows = plan->n_rows;
@@ -97,7 +100,7 @@ static void each_size_is_timed_three_times_in_turns(void **state)
     (void)state;
     struct runner *r = machine(4096, MAX_ROWS, 300);
     struct pass_time t;
-    assert_int_equal(calibrate(r, &t), 0);
+    assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), &t), 0);
     assert_int_equal(n_passes, 1 + 3 * PASS_TIME_TIMED + 3 * 2);
     assert_true(passes[0].rows == 1 && passes[0].context == 0); // warms up
     for (unsigned i = 0; i < 3 * PASS_TIME_TIMED; i++) {
@@ -120,7 +123,7 @@ static void the_time_of_a_context_is_measured(void **state)
     struct runner *r = machine(4096, MAX_ROWS, 300);
     struct pass_time t;
     position_us = 0.5;
-    assert_int_equal(calibrate(r, &t), 0);
+    assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), &t), 0);
     must_be(t.read_us, 0.5);
     assert_true(t.attend_us < 1e-9);
     machine_free(r);
@@ -133,7 +136,7 @@ static void the_fastest_pass_counts(void **state)
         struct runner *r = machine(4096, MAX_ROWS, 300);
         struct pass_time t;
         delayed = 2 + turn * PASS_TIME_TIMED; // of one row
-        assert_int_equal(calibrate(r, &t), 0);
+        assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), &t), 0);
         must_be(rows_us(&t, 1), 110);
         machine_free(r);
     }
@@ -146,7 +149,7 @@ static void a_pass_may_take_a_microsecond(void **state)
     struct pass_time t;
     first_us = 1;
     row_us = 0;
-    assert_int_equal(calibrate(r, &t), 0);
+    assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), &t), 0);
     must_be(rows_us(&t, 64), 1);
     machine_free(r);
 }
@@ -159,25 +162,25 @@ static void a_slow_machine_times_fewer_passes(void **state)
     struct pass_time t;
     first_us = 300000;
     row_us = 0;
-    assert_int_equal(calibrate(r, &t), 0);
+    assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), &t), 0);
     assert_int_equal(n_passes, 1 + 4 + 2); // 0.3 s each; the first is the warm-up
     must_be(rows_us(&t, 1), 300000);
     machine_free(r);
     r = machine(4096, MAX_ROWS, 300);
     first_us = 2000000;
-    assert_int_equal(calibrate(r, &t), 0);
+    assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), &t), 0);
     assert_int_equal(n_passes, 1 + 1 + 2); // one row at least
     machine_free(r);
     r = machine(4096, MAX_ROWS, 300);
     first_us = 249999;
     row_us = 0;
-    assert_int_equal(calibrate(r, &t), 0);
+    assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), &t), 0);
     assert_int_equal(n_passes, 1 + 6 + 4); // the second turn begins 2 us before the limit
     machine_free(r);
     r = machine(4096, MAX_ROWS, 300);
     first_us = 250000;
     row_us = 0;
-    assert_int_equal(calibrate(r, &t), 0);
+    assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), &t), 0);
     assert_int_equal(n_passes, 1 + 5 + 2); // both limits are reached exactly
     machine_free(r);
 }
@@ -188,7 +191,7 @@ static void only_passes_that_fit_are_timed(void **state)
     (void)state;
     struct runner *r = machine(300, 10, 300);
     struct pass_time t;
-    assert_int_equal(calibrate(r, &t), 0);
+    assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), &t), 0);
     for (unsigned i = 0; i < n_passes; i++)
         assert_true(passes[i].rows <= 10);
     assert_int_equal(n_passes, 1 + 3 * 10 + 6);          // sizes 1 to 10
@@ -197,15 +200,15 @@ static void only_passes_that_fit_are_timed(void **state)
         must_be(rows_us(&t, rows), 100 + 10. * rows);
     machine_free(r);
     r = machine(KV_BLOCK + 8, 10, 300); // a context of one block
-    assert_int_equal(calibrate(r, &t), 0);
+    assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), &t), 0);
     assert_int_equal(passes[n_passes - 1].context, KV_BLOCK);
     machine_free(r);
     r = machine(KV_BLOCK + 7, 10, 300); // less
-    assert_int_equal(calibrate(r, &t), 0);
+    assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), &t), 0);
     assert_int_equal(passes[n_passes - 1].context, 0);
     machine_free(r);
     r = machine(8, 10, 300);
-    assert_int_equal(calibrate(r, &t), 0);
+    assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), &t), 0);
     for (unsigned i = 0; i < n_passes; i++)
         assert_true(passes[i].rows <= 8 && passes[i].context == 0);
     machine_free(r);
@@ -217,14 +220,14 @@ static void a_small_pool_limits_the_passes(void **state)
     (void)state;
     struct runner *r = machine(4096, MAX_ROWS, 1);
     struct pass_time t;
-    assert_int_equal(calibrate(r, &t), 0);
+    assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), &t), 0);
     for (unsigned i = 0; i < n_passes; i++)
         assert_true(passes[i].rows <= KV_BLOCK && passes[i].context == 0);
     must_be(rows_us(&t, 16), 260);
     struct kv_seq all;
     assert_int_equal(kv_seq_init(&all, 16), 0);
     assert_int_equal(kv_grow(r->kv, &all, 16), 0);
-    assert_int_equal(calibrate(r, &t), -ENOSPC);
+    assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), &t), -ENOSPC);
     assert_string_equal(fail_text(), "no KV block was free to time a pass with");
     kv_seq_done(r->kv, &all);
     machine_free(r);
@@ -255,7 +258,7 @@ static void free_with_folder(struct runner *r)
 static unsigned passes_of(struct runner *r, struct pass_time *t)
 {
     n_passes = 0;
-    assert_int_equal(calibrate(r, t), 0);
+    assert_int_equal(calibrate(r, ids, ARRAY_LEN(ids), t), 0);
     return n_passes;
 }
 
