@@ -207,7 +207,7 @@ static double time_read(const struct tool *t, unsigned n_streams)
 
 /* ---- start and loop ---- */
 
-/* n such matrices, one after another, of which a row reads n_read. n_read = 0: the model has none. */
+/* n such matrices, one after another, of which a row reads n_read; 0: the model has none. */
 static void note(struct tool *t, const char **end, const struct kernel_mat *w, uint32_t n,
                  uint32_t n_read)
 {
