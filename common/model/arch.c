@@ -102,7 +102,7 @@ static int read_rope(const struct checkpoint *c, const struct arch *a, struct mo
     return read_float_or_keep(c, "rope.freq_base", 1, 1e12f, &p->rope_base);
 }
 
-/* The number of experts; 0 if the architecture has none, or may have none. */
+/* The number of experts; 0: a dense model. */
 static int read_n_experts(const struct checkpoint *c, const struct arch *a, struct model_params *p)
 {
     static const char key[] = "expert_count";
@@ -118,21 +118,56 @@ static int read_n_experts(const struct checkpoint *c, const struct arch *a, stru
     return 0;
 }
 
-/* The widths of the experts; if the file does not say them, the dense one. */
-static int read_experts(const struct checkpoint *c, struct model_params *p)
+/* r: what reading the parameter returned. supported: whether its value is. */
+static int refuse_value(const struct checkpoint *c, const char *key, int r, bool supported)
 {
-    static const char used[] = "expert_used_count", width[] = "expert_feed_forward_length";
-    int r = read_u32(c, used, p->n_experts, &p->n_used_experts);
-    if (r == 0)
-        r = read_u32_or_keep(c, "feed_forward_length", ARCH_MAX_WIDTH, &p->n_ff);
-    p->n_expert_ff = p->n_ff;
-    if (r == 0)
-        r = read_u32_or_keep(c, width, ARCH_MAX_WIDTH, &p->n_expert_ff);
-    if (r == 0)
-        r = read_u32_or_keep(c, "expert_shared_feed_forward_length", ARCH_MAX_WIDTH, &p->n_ff);
-    if (r == 0 && !p->n_expert_ff)
-        r = fail(-EINVAL, "%s: %s is missing", checkpoint_path(c), checkpoint_key_name(c, width));
+    if (r < 0)
+        return r == -ENOENT ? 0 : r;
+    return supported ? 0
+                     : fail(-ENOTSUP, "%s: the value of %s is not supported", checkpoint_path(c),
+                            checkpoint_key_name(c, key));
+}
+
+/* Routers that work in another way. */
+static int refuse_routers(const struct checkpoint *c, const struct arch_layer *l)
+{
+    static const char gating[] = "expert_gating_func", groups[] = "expert_group_count",
+                      scale[] = "expert_weights_scale", norm[] = "expert_weights_norm";
+    uint32_t kind = 0, n_groups = 0;
+    float factor = 0;
+    bool sums_to_1 = false;
+    int r = checkpoint_u32(c, gating, &kind);
+    r = refuse_value(c, gating, r, kind == 1); // softmax
+    if (r == 0) {
+        r = checkpoint_u32(c, groups, &n_groups);
+        r = refuse_value(c, groups, r, n_groups <= 1);
+    }
+    if (r == 0) {
+        r = checkpoint_float(c, scale, &factor);
+        r = refuse_value(c, scale, r, factor == 0 || factor == 1);
+    }
+    if (r == 0) {
+        r = checkpoint_bool(c, norm, &sums_to_1);
+        r = refuse_value(c, norm, r, sums_to_1 == l->weights_sum_to_1);
+    }
     return r;
+}
+
+/* Without a width for them, experts have the dense one, of which those of Qwen are parts: as in
+ * llama.cpp. */
+static int read_experts(const struct checkpoint *c, const struct arch *a, struct model_params *p)
+{
+    const struct arch_layer *l = a->layer(p, 0);
+    int r = read_u32(c, "expert_used_count", p->n_experts, &p->n_used_experts);
+    if (r == 0)
+        r = read_u32(c, "feed_forward_length", ARCH_MAX_WIDTH, &p->n_ff);
+    if (r < 0)
+        return r;
+    p->n_expert_ff = a->experts == ARCH_SOME_EXPERTS ? p->n_ff : p->n_ff / p->n_used_experts;
+    r = read_u32_or_keep(c, "expert_feed_forward_length", ARCH_MAX_WIDTH, &p->n_expert_ff);
+    if (r == 0 && l->has_shared_expert)
+        r = read_u32_or_keep(c, "expert_shared_feed_forward_length", ARCH_MAX_WIDTH, &p->n_ff);
+    return r < 0 ? r : refuse_routers(c, l);
 }
 
 static int read_widths(const struct checkpoint *c, const struct arch *a, struct model_params *p)
@@ -140,7 +175,7 @@ static int read_widths(const struct checkpoint *c, const struct arch *a, struct 
     int r = read_n_experts(c, a, p);
     if (r < 0)
         return r;
-    return p->n_experts ? read_experts(c, p)
+    return p->n_experts ? read_experts(c, a, p)
                         : read_u32(c, "feed_forward_length", ARCH_MAX_WIDTH, &p->n_ff);
 }
 

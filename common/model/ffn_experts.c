@@ -7,17 +7,17 @@
  * share its experts.
  *
  * Threads share the columns of all gates and ups as one list. Each has the same columns of all
- * downs, so that it adds the outputs of its columns alone. As elsewhere, of few rows each thread
- * prepares all for itself. */
+ * downs, so that it adds the outputs of its columns alone. If a pass has few rows, each thread
+ * prepares all of them for itself. */
 #include "base/minmax.h"
 #include "model/forward_impl.h"
 
-/* The time of a tile of columns for no row: the weights are read. In times of a row. */
+/* Cost of reading the weights of a tile of columns, in units of the product of one row: about what
+ * t(8) / t(1) of dense passes says. */
 #define TILE_COST 4
-/* Floats of a thread for outputs of a group, before they are added: they stay in its L2 cache. */
+/* Floats of a thread for outputs of a group, before they are added: 256 KiB stay in its L2 cache. */
 #define OUT_FLOATS 65536
-#define OUT_COLUMNS (8 * KERNEL_TILE) // at least
-#define LEAST_SUM 6.103515625e-5f     // of a row's probabilities, as in llama.cpp
+#define OUT_COLUMNS (8 * KERNEL_TILE) // at least: the streams of a walk
 
 /* The rows of an expert. */
 struct group {
@@ -39,12 +39,12 @@ struct rows {
 struct buffers {
     float *logits;        // (max_rows, n): of the router
     float *shared_logits; // (max_rows)
-    float *gate, *up;     // (pairs, n_ff), then (max_rows, n_ff of the shared expert)
+    float *gate, *up;     // (rows of experts, n_ff), then (max_rows, n_ff of the shared expert)
     struct rows rows;
     /* Of the thread: */
     struct group *groups; // (n + 1)
-    uint32_t *row;        // (pairs + max_rows) row of each pair
-    float *by;            // (pairs + max_rows) factor of each pair's output
+    uint32_t *row;        // (pairs_of(max_rows)): row of each pair
+    float *by;            // the same: factor of each pair's output
     float *out;           // (OUT_FLOATS or more)
 };
 
@@ -77,7 +77,7 @@ static bool is_tiles(enum kernel_form form)
 /* A row prepared for w, of m together. */
 static size_t row_bytes(const struct kernel *k, const struct kernel_mat *w, uint32_t m)
 {
-    return forward_rounded(kernel_form_bytes(k->form(w->type, m), w->n_in));
+    return kernel_form_bytes(k->form(w->type, m), w->n_in);
 }
 
 static size_t rows_bytes(const struct kernel *k, const struct kernel_mat *w, uint32_t m)
@@ -87,7 +87,7 @@ static size_t rows_bytes(const struct kernel *k, const struct kernel_mat *w, uin
     return n * row_bytes(k, w, m);
 }
 
-/* Of n_pairs rows in n_groups groups of at most n_rows rows, at most. */
+/* Upper bound for n_pairs prepared rows in up to n_groups groups of up to n_rows rows. */
 static size_t most_bytes(const struct kernel *k, const struct kernel_mat *w, uint32_t n_pairs,
                          uint32_t n_groups, uint32_t n_rows)
 {
@@ -97,15 +97,24 @@ static size_t most_bytes(const struct kernel *k, const struct kernel_mat *w, uin
     return n * max_size(row_bytes(k, w, 1), row_bytes(k, w, n_rows));
 }
 
+/* As most_bytes(), for the inputs of gates and ups. They share the prepared rows if their types are
+ * the same. */
+static size_t most_inputs(const struct kernel *k, const struct kernel_mat *gate,
+                          const struct kernel_mat *up, uint32_t n_pairs, uint32_t n_groups,
+                          uint32_t n_rows)
+{
+    size_t bytes = most_bytes(k, gate, n_pairs, n_groups, n_rows);
+    return gate->type == up->type ? bytes : bytes + most_bytes(k, up, n_pairs, n_groups, n_rows);
+}
+
 static size_t act_bytes(const struct kernel *k, const struct model_ffn *w, uint32_t n_rows)
 {
     const struct model_experts *e = &w->experts;
     const uint32_t n_pairs = n_rows * e->n_used, n_groups = min_u32(e->n, n_pairs);
-    size_t in = most_bytes(k, &e->gate, n_pairs, n_groups, n_rows) +
-                most_bytes(k, &e->up, n_pairs, n_groups, n_rows);
+    size_t in = most_inputs(k, &e->gate, &e->up, n_pairs, n_groups, n_rows);
     size_t mid = most_bytes(k, &e->down, n_pairs, n_groups, n_rows);
     if (has_shared(w)) {
-        in += most_bytes(k, &w->gate, n_rows, 1, n_rows) + most_bytes(k, &w->up, n_rows, 1, n_rows);
+        in += most_inputs(k, &w->gate, &w->up, n_rows, 1, n_rows);
         mid += most_bytes(k, &w->down, n_rows, 1, n_rows);
     }
     return max_size(in, mid);
@@ -134,40 +143,56 @@ static struct rows carve_rows(struct memory *m, const struct forward *f, const s
                          .act = carve(m, act_bytes(f->m->kernel, w, n_rows), 1)};
 }
 
-/* The buffers of thread i. */
-static struct buffers carve_all(struct memory *m, const struct forward *f,
-                                const struct model_ffn *w, unsigned i)
+static void carve_shared(struct memory *m, const struct forward *f, const struct model_ffn *w,
+                         struct buffers *b)
+{
+    const size_t max_rows = f->opt.max_rows;
+    const size_t hidden = max_rows * (w->experts.n_used * (size_t)w->experts.n_ff + w->n_ff);
+    b->logits = carve(m, max_rows * w->experts.n, sizeof(float));
+    b->shared_logits = carve(m, max_rows, sizeof(float));
+    b->gate = carve(m, hidden, sizeof(float));
+    b->up = carve(m, hidden, sizeof(float));
+    b->rows = carve_rows(m, f, w, f->opt.max_rows);
+}
+
+/* Of one thread. */
+static void carve_own(struct memory *m, const struct forward *f, const struct model_ffn *w,
+                      struct buffers *b)
 {
     const size_t max_rows = f->opt.max_rows, n_pairs = pairs_of(w, f->opt.max_rows);
-    const size_t hidden = max_rows * (w->experts.n_used * (size_t)w->experts.n_ff + w->n_ff);
-    struct buffers b = {.logits = carve(m, max_rows * w->experts.n, sizeof(float)),
-                        .shared_logits = carve(m, max_rows, sizeof(float)),
-                        .gate = carve(m, hidden, sizeof(float)),
-                        .up = carve(m, hidden, sizeof(float)),
-                        .rows = carve_rows(m, f, w, f->opt.max_rows)};
-    for (unsigned k = 0; k < pool_threads(f->pool); k++) {
-        struct rows few = carve_rows(m, f, w, FORWARD_FEW_ROWS);
-        struct group *groups = carve(m, w->experts.n + (size_t)1, sizeof(*groups));
-        uint32_t *row = carve(m, n_pairs, sizeof(*row));
-        float *by = carve(m, n_pairs, sizeof(*by));
-        float *out = carve(m, max_size(OUT_FLOATS, max_rows * OUT_COLUMNS), sizeof(*out));
-        if (k != i)
-            continue;
-        if (f->few)
-            b.rows = few;
-        b.groups = groups;
-        b.row = row;
-        b.by = by;
-        b.out = out;
-    }
-    return b;
+    struct rows few = carve_rows(m, f, w, FORWARD_FEW_ROWS);
+    if (f->few)
+        b->rows = few;
+    b->groups = carve(m, w->experts.n + (size_t)1, sizeof(*b->groups));
+    b->row = carve(m, n_pairs, sizeof(*b->row));
+    b->by = carve(m, n_pairs, sizeof(*b->by));
+    b->out = carve(m, max_size(OUT_FLOATS, max_rows * OUT_COLUMNS), sizeof(*b->out));
+}
+
+static size_t own_bytes(const struct forward *f, const struct model_ffn *w)
+{
+    struct memory m = {0};
+    struct buffers b;
+    carve_own(&m, f, w, &b);
+    return m.bytes;
 }
 
 static size_t experts_bytes(const struct forward *f, const struct model_layer *l)
 {
     struct memory m = {0};
-    carve_all(&m, f, &l->ffn, 0);
-    return m.bytes;
+    struct buffers b;
+    carve_shared(&m, f, &l->ffn, &b);
+    return m.bytes + pool_threads(f->pool) * own_bytes(f, &l->ffn);
+}
+
+static struct buffers buffers_of(const struct forward *f, const struct model_ffn *w, unsigned i)
+{
+    struct memory m = {.base = f->ffn_work};
+    struct buffers b;
+    carve_shared(&m, f, w, &b);
+    m.bytes += i * own_bytes(f, w);
+    carve_own(&m, f, w, &b);
+    return b;
 }
 
 static void experts_plan(struct forward *f, const struct model_layer *l)
@@ -199,21 +224,22 @@ static void choose_experts(const float *logits, uint32_t n, uint32_t n_used, uin
     }
 }
 
-/* Their probabilities. */
+/* The weights of the chosen experts' outputs: their probabilities, or these divided by their sum. The
+ * sum of all cancels then. */
 static void weigh_experts(const struct model_experts *w, const float *logits,
                           const uint32_t *chosen, float *weight)
 {
-    float most = logits[chosen[0]], sum = 0, sum_chosen = 0;
+    float most = logits[chosen[0]], sum = 0;
     for (uint32_t i = 1; i < w->n_used; i++)
         most = logits[chosen[i]] > most ? logits[chosen[i]] : most;
-    for (uint32_t e = 0; e < w->n; e++)
-        sum += kernel_expf(logits[e] - most);
-    for (uint32_t i = 0; i < w->n_used; i++) {
-        weight[i] = kernel_expf(logits[chosen[i]] - most) / sum;
-        sum_chosen += weight[i];
-    }
+    for (uint32_t i = 0; i < w->n_used; i++)
+        weight[i] = kernel_expf(logits[chosen[i]] - most);
     for (uint32_t i = 0; i < w->n_used && w->weights_sum_to_1; i++)
-        weight[i] /= sum_chosen > LEAST_SUM ? sum_chosen : LEAST_SUM;
+        sum += weight[i];
+    for (uint32_t e = 0; e < w->n && !w->weights_sum_to_1; e++)
+        sum += kernel_expf(logits[e] - most);
+    for (uint32_t i = 0; i < w->n_used; i++)
+        weight[i] /= sum;
 }
 
 static void choose_rows(const struct experts *x)
@@ -231,22 +257,17 @@ static void choose_rows(const struct experts *x)
 
 /* ---- groups ---- */
 
-static struct kernel_mat gate_of(const struct experts *x, const struct group *g)
-{
-    const struct model_ffn *w = x->w;
-    return g->expert < w->experts.n ? model_expert(&w->experts.gate, g->expert) : w->gate;
-}
+struct matrices {
+    struct kernel_mat gate, up, down;
+};
 
-static struct kernel_mat up_of(const struct experts *x, const struct group *g)
+static struct matrices matrices_of(const struct experts *x, const struct group *g)
 {
-    const struct model_ffn *w = x->w;
-    return g->expert < w->experts.n ? model_expert(&w->experts.up, g->expert) : w->up;
-}
-
-static struct kernel_mat down_of(const struct experts *x, const struct group *g)
-{
-    const struct model_ffn *w = x->w;
-    return g->expert < w->experts.n ? model_expert(&w->experts.down, g->expert) : w->down;
+    const struct model_experts *e = &x->w->experts;
+    if (g->expert == e->n)
+        return (struct matrices){x->w->gate, x->w->up, x->w->down};
+    return (struct matrices){model_expert(&e->gate, g->expert), model_expert(&e->up, g->expert),
+                             model_expert(&e->down, g->expert)};
 }
 
 /* Experts that rows have chosen, with the number of their rows. */
@@ -290,23 +311,28 @@ static void add_shared(struct experts *x)
     x->n_pairs += n;
 }
 
-/* Where the rows of the groups lie. */
+/* Where the rows of the groups lie. All experts have the same types, so in a pass of one row they
+ * have the same input. */
 static void place_groups(const struct experts *x)
 {
     const struct kernel *k = x->f->m->kernel;
     size_t in = 0, hidden = 0, mid = 0;
     for (uint32_t i = 0; i < x->n_groups; i++) {
         struct group *g = &x->b.groups[i];
-        const struct kernel_mat gate = gate_of(x, g), up = up_of(x, g), down = down_of(x, g);
-        bool same = k->form(gate.type, g->n_rows) == k->form(up.type, g->n_rows);
+        const struct matrices w = matrices_of(x, g);
+        const bool is_input_of_first = i && x->f->n_rows == 1 && g->expert < x->w->experts.n;
         g->in = in;
-        in += rows_bytes(k, &gate, g->n_rows);
-        g->in_up = same ? g->in : in;
-        in += same ? 0 : rows_bytes(k, &up, g->n_rows);
+        in += rows_bytes(k, &w.gate, g->n_rows);
+        g->in_up = w.gate.type == w.up.type ? g->in : in;
+        in += w.gate.type == w.up.type ? 0 : rows_bytes(k, &w.up, g->n_rows);
+        if (is_input_of_first) {
+            g->in = x->b.groups[0].in;
+            g->in_up = x->b.groups[0].in_up;
+        }
         g->hidden = hidden;
-        hidden += (size_t)g->n_rows * gate.n_out;
+        hidden += (size_t)g->n_rows * w.gate.n_out;
         g->mid = mid;
-        mid += rows_bytes(k, &down, g->n_rows);
+        mid += rows_bytes(k, &w.down, g->n_rows);
     }
 }
 
@@ -347,13 +373,15 @@ static void prepare_inputs(const struct experts *x)
     pairs_to_prepare(x, &from, &to);
     for (uint32_t i = 0; i < x->n_groups; i++) {
         const struct group *g = &x->b.groups[i];
-        const struct kernel_mat gate = gate_of(x, g), up = up_of(x, g);
+        const struct matrices w = matrices_of(x, g);
         uint32_t first = max_u32(g->first, from), end = min_u32(g->first + g->n_rows, to);
+        if (i && g->in == x->b.groups[0].in)
+            continue; // prepared for the first group
         for (uint32_t p = first; p < end; p++) {
-            const float *norm = x->b.rows.norm + (size_t)x->b.row[p] * gate.n_in;
-            prepare(x, g, &gate, norm, p, g->in);
+            const float *norm = x->b.rows.norm + (size_t)x->b.row[p] * w.gate.n_in;
+            prepare(x, g, &w.gate, norm, p, g->in);
             if (g->in_up != g->in)
-                prepare(x, g, &up, norm, p, g->in_up);
+                prepare(x, g, &w.up, norm, p, g->in_up);
         }
     }
 }
@@ -364,7 +392,7 @@ static void prepare_hidden(const struct experts *x)
     pairs_to_prepare(x, &from, &to);
     for (uint32_t i = 0; i < x->n_groups; i++) {
         const struct group *g = &x->b.groups[i];
-        const struct kernel_mat down = down_of(x, g);
+        const struct kernel_mat down = matrices_of(x, g).down;
         uint32_t first = max_u32(g->first, from), end = min_u32(g->first + g->n_rows, to);
         for (uint32_t p = first; p < end; p++)
             prepare(x, g, &down, x->b.gate + g->hidden + (size_t)(p - g->first) * down.n_in, p,
@@ -378,14 +406,14 @@ static void prepare_hidden(const struct experts *x)
 static void run_gate(const struct experts *x, const struct group *g, uint32_t from, uint32_t to)
 {
     const struct kernel *k = x->f->m->kernel;
-    const struct kernel_mat gate = gate_of(x, g), up = up_of(x, g);
+    const struct matrices w = matrices_of(x, g);
+    const uint32_t n = g->n_rows, n_ff = w.gate.n_out;
     const char *act = x->b.rows.act;
     float *h = x->b.gate + g->hidden, *u = x->b.up + g->hidden;
-    k->matmul(&gate, act + g->in, row_bytes(k, &gate, g->n_rows), g->n_rows, h, gate.n_out, from,
-              to);
-    k->matmul(&up, act + g->in_up, row_bytes(k, &up, g->n_rows), g->n_rows, u, up.n_out, from, to);
-    for (uint32_t r = 0; r < g->n_rows; r++) {
-        size_t at = (size_t)r * gate.n_out + from;
+    k->matmul(&w.gate, act + g->in, row_bytes(k, &w.gate, n), n, h, n_ff, from, to);
+    k->matmul(&w.up, act + g->in_up, row_bytes(k, &w.up, n), n, u, n_ff, from, to);
+    for (uint32_t r = 0; r < n; r++) {
+        size_t at = (size_t)r * n_ff + from;
         k->swiglu(h + at, u + at, to - from, h + at);
     }
 }
@@ -409,12 +437,12 @@ static void run_gates(const struct experts *x)
 {
     uint64_t all = 0, before = 0;
     for (uint32_t i = 0; i < x->n_groups; i++) {
-        const struct kernel_mat gate = gate_of(x, &x->b.groups[i]);
+        const struct kernel_mat gate = matrices_of(x, &x->b.groups[i]).gate;
         all += model_tiles(&gate) * tile_cost(&x->b.groups[i]);
     }
     for (uint32_t i = 0; i < x->n_groups; i++) {
         const struct group *g = &x->b.groups[i];
-        const struct kernel_mat gate = gate_of(x, g);
+        const struct kernel_mat gate = matrices_of(x, g).gate;
         const uint32_t n_tiles = model_tiles(&gate);
         uint32_t from = tile_at(g, n_tiles, before, all * x->t->i / x->t->n) * KERNEL_TILE;
         uint32_t to = tile_at(g, n_tiles, before, all * (x->t->i + 1) / x->t->n) * KERNEL_TILE;
@@ -444,7 +472,7 @@ static void run_downs(const struct experts *x)
 {
     for (uint32_t i = 0; i < x->n_groups; i++) {
         const struct group *g = &x->b.groups[i];
-        const struct kernel_mat down = down_of(x, g);
+        const struct kernel_mat down = matrices_of(x, g).down;
         const uint32_t most =
             max_u32(OUT_COLUMNS, OUT_FLOATS / g->n_rows / OUT_COLUMNS * OUT_COLUMNS);
         uint32_t from, to;
@@ -475,9 +503,7 @@ static void experts_run(struct forward *f, const struct forward_part *t, uint32_
 {
     const struct model_ffn *w = &f->m->layers[layer].ffn;
     const struct kernel_mat *routers[] = {&w->experts.router, &w->shared_router};
-    struct memory m = {.base = f->ffn_work};
-    struct experts x = {.f = f, .t = t, .w = w};
-    x.b = carve_all(&m, f, w, t->i);
+    struct experts x = {.f = f, .t = t, .w = w, .b = buffers_of(f, w, t->i)};
 
     norm_rows(&x);
     forward_wait_rows(f);

@@ -163,6 +163,7 @@ static int plan_mat(struct plan *p, struct source from, uint32_t n_in, uint32_t 
                     KERNEL_TILE);
     *mat = (struct kernel_mat){
         .type = from.as_file ? type : packed_type(p, type, n_in), .n_out = n_out, .n_in = n_in};
+    _Static_assert((uint64_t)ARCH_MAX_WIDTH * ARCH_MAX_EXPERTS <= UINT32_MAX, "n_rows");
     const uint32_t n_rows = n_out * (from.n_experts ? from.n_experts : 1);
     p->m->params.n_weights += (uint64_t)n_in * n_rows;
     struct item item = {.tensor = t,

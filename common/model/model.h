@@ -142,7 +142,8 @@ static inline uint32_t model_tiles(const struct kernel_mat *w)
 
 /* The columns, of n_out, that thread i of n computes of a matrix. A pass may apply it together with
  * other matrices, which have n_tiles tiles of columns with its own; `before` of them precede them.
- * The same thread packs these columns, so they lie in the memory of its NUMA node. */
+ * The same thread packs these columns, so they lie in the memory of its NUMA node. Those of experts
+ * lie in that of any node: threads share the experts by their cost in each pass. */
 static inline void model_columns(uint32_t n_out, uint32_t before, uint32_t n_tiles, unsigned i,
                                  unsigned n, uint32_t *ret_from, uint32_t *ret_to)
 {

@@ -23,7 +23,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 #define MAX_FILE (8u << 20)
 #define MAX_RUN_BYTES (128u << 20) // larger models are only planned
 #define ALIGNMENT 32
-#define ROWS 4
+#define ROWS 7
 
 /* ---- the input ---- */
 
@@ -478,7 +478,7 @@ static void write_file(struct buf *to, const struct file *f, unsigned weights)
 
 static void pass(struct runner *r, struct kv_seq *seq, uint32_t n)
 {
-    const uint32_t pos = seq->len, tokens[ROWS] = {0, r->opt.n_vocab - 1, 0, 0};
+    const uint32_t pos = seq->len, tokens[ROWS] = {0, r->opt.n_vocab - 1};
     if (kv_grow(r->kv, seq, n) < 0)
         abort();
     pass_plan_clear(&r->plan);

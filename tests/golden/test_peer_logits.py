@@ -25,7 +25,7 @@ LONG = os.environ.get("TANDEM_TEST_LONG")
 TOOL = os.path.join(os.environ.get("TANDEM_BIN", "build/release"), "tests", "logits_tool")
 
 EMBD, FF, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 256, 512, 2, 8, 2, 32, 96
-EXPERTS, USED, EXPERT_FF, SHARED_FF = 8, 3, 256, 512
+EXPERTS, USED, EXPERT_FF, SHARED_FF = 8, 3, 512, 768
 ARCHS = ("llama", "mixtral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe")
 TOKENS = [random.Random(i).randrange(VOCAB) for i in range(48)]
 

@@ -169,17 +169,40 @@ struct crowd {
     struct kv_seq seqs[N_SEQS];
     uint32_t tokens[N_SEQS][N];
     float *want[N_SEQS]; // (N, n_vocab), each sequence alone
+    void *file;          // of a model in memory; NULL: none
 };
 
-static void open_crowd(struct crowd *c)
+static void enter_crowd(struct crowd *c)
 {
-    model_rig_open(&c->rig, EMBEDDED,
-                   &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2, .max_rows = 96});
     for (uint32_t s = 0; s < N_SEQS; s++) {
         random_tokens(c->tokens[s], N, c->rig.model->params.n_vocab, 10 + s);
         c->want[s] = logits_of(&c->rig, c->tokens[s], N, 0);
         c->seqs[s] = model_rig_seq(&c->rig);
     }
+}
+
+static void open_crowd(struct crowd *c)
+{
+    model_rig_open(&c->rig, EMBEDDED,
+                   &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2, .max_rows = 96});
+    c->file = NULL;
+    enter_crowd(c);
+}
+
+/* Two layers: what experts add changes K and V of the second. */
+static void open_crowd_of_experts(struct crowd *c, unsigned n_threads)
+{
+    const struct tiny tiny = {.arch = "qwen2moe",
+                              .type = KERNEL_Q4_K,
+                              .head_type = KERNEL_Q8_0,
+                              .mixed = true,
+                              .seed = 33};
+    size_t len;
+    c->file = tiny_write(&tiny, &len);
+    model_rig_open_memory(
+        &c->rig, c->file, len,
+        &(struct model_rig_options){.kv_type = kv_type, .n_threads = n_threads, .max_rows = 512});
+    enter_crowd(c);
 }
 
 static void close_crowd(struct crowd *c)
@@ -189,6 +212,7 @@ static void close_crowd(struct crowd *c)
         kv_seq_done(c->rig.kv, &c->seqs[s]);
     }
     model_rig_close(&c->rig);
+    free(c->file);
 }
 
 /* Adds the next rows of a sequence, n at most. */
@@ -214,24 +238,43 @@ static void assert_rows(struct crowd *c)
     }
 }
 
+/* Passes with up to `most` rows of each sequence. */
+static void run_crowd(struct crowd *c, uint32_t most)
+{
+    for (uint32_t n_done = 0; n_done < N_SEQS;) {
+        n_done = 0;
+        pass_plan_clear(&c->rig.plan);
+        for (uint32_t s = 0; s < N_SEQS; s++) {
+            add_rows(c, s, dice(most));
+            n_done += c->seqs[s].len == N;
+        }
+        forward_run(c->rig.forward, &c->rig.plan);
+        assert_rows(c);
+    }
+}
+
 static void neighbours_change_nothing(void **state)
 {
     (void)state;
     static struct crowd c;
-    uint32_t n_done = 0;
     dice_state = 5;
     open_crowd(&c);
-    while (n_done < N_SEQS) {
-        n_done = 0;
-        pass_plan_clear(&c.rig.plan);
-        for (uint32_t s = 0; s < N_SEQS; s++) {
-            add_rows(&c, s, dice(18));
-            n_done += c.seqs[s].len == N;
-        }
-        forward_run(c.rig.forward, &c.rig.plan);
-        assert_rows(&c);
-    }
+    run_crowd(&c, 18);
     close_crowd(&c);
+}
+
+/* Few rows, and so many that an expert's outputs are added in several pieces. */
+static void neighbours_change_nothing_for_experts(void **state)
+{
+    static const uint32_t most[] = {2, 18, 140};
+    static struct crowd c;
+    (void)state;
+    dice_state = 7;
+    for (unsigned i = 0; i < ARRAY_LEN(most); i++) {
+        open_crowd_of_experts(&c, 1 + i);
+        run_crowd(&c, most[i]);
+        close_crowd(&c);
+    }
 }
 
 /* ---- trees ---- */
@@ -592,6 +635,7 @@ int main(void)
         cmocka_unit_test(every_type_has_the_same_bits_everywhere),
         cmocka_unit_test(passes_run_alone_have_the_same_bits),
         cmocka_unit_test(neighbours_change_nothing),
+        cmocka_unit_test(neighbours_change_nothing_for_experts),
         cmocka_unit_test(a_tree_equals_its_chains),
         cmocka_unit_test(a_tree_may_be_as_deep_as_promised),
         cmocka_unit_test(accepted_paths_equal_chains_that_never_branched),

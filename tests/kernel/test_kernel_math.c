@@ -122,6 +122,23 @@ static void swiglu_agrees_with_float64(void **state)
     }
 }
 
+static void add_scaled_rounds_once(void **state)
+{
+    (void)state;
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
+    for (unsigned t = 0; t < n_tiers; t++) {
+        float x[37], y[37], want[37];
+        for (int i = 0; i < 37; i++) {
+            x[i] = 1 + (float)i / 7;
+            y[i] = want[i] = 3 - (float)i / 3;
+            want[i] = fmaf(0.3f, x[i], want[i]);
+        }
+        k[t]->add_scaled(y, 0.3f, x, 37);
+        assert_memory_equal(y, want, sizeof(y));
+    }
+}
+
 /* Results of a row operation of one tier. The operands end at guard pages, so an access past an end
  * is a fault. */
 static void row_operations(const struct kernel *k, uint32_t n, const float *x, const float *w,
@@ -131,6 +148,7 @@ static void row_operations(const struct kernel *k, uint32_t n, const float *x, c
     k->swiglu(x, w, n, glu);
     memcpy(sum, w, n * sizeof(float));
     k->add(sum, x, n);
+    k->add_scaled(sum, 0.37f, x, n);
     k->to_f16(x, n, half);
     k->from_f16(half, n, wide);
 }
@@ -301,6 +319,7 @@ int main(void)
         cmocka_unit_test(exp_is_within_2_to_the_minus_22),
         cmocka_unit_test(norms_agree_with_float64),
         cmocka_unit_test(swiglu_agrees_with_float64),
+        cmocka_unit_test(add_scaled_rounds_once),
         cmocka_unit_test(row_operations_of_tiers_are_those_of_c),
         cmocka_unit_test(operands_may_be_the_result),
         cmocka_unit_test(softmax_sums_agree_with_float64),

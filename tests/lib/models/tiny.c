@@ -58,7 +58,7 @@ struct tensor {
     enum kernel_type type;
     uint32_t n_in, n_out; // n_out 0: a vector
     float mean, deviation;
-    uint32_t n; // such matrices of experts; 0: one of none
+    uint32_t n; // such matrices of experts; 0: one matrix
 };
 
 struct list {
@@ -104,10 +104,11 @@ static void list_feed_forward(struct list *l, const struct tiny *o, uint32_t i,
                               enum kernel_type other)
 {
     const char *const *names = has_experts(o) ? shared_names : dense_names;
+    const uint32_t n_ff = has_experts(o) ? TINY_SHARED_FF : TINY_FF;
     if (!has_experts(o) || has_shared_expert(o)) {
-        mat(l, in_layer(i, names[0]), o->type, TINY_EMBD, TINY_FF, 1);
-        mat(l, in_layer(i, names[1]), o->type, TINY_EMBD, TINY_FF, 1);
-        mat(l, in_layer(i, names[2]), other, TINY_FF, TINY_EMBD, 1);
+        mat(l, in_layer(i, names[0]), o->type, TINY_EMBD, n_ff, 1);
+        mat(l, in_layer(i, names[1]), o->type, TINY_EMBD, n_ff, 1);
+        mat(l, in_layer(i, names[2]), other, n_ff, TINY_EMBD, 1);
     }
     if (has_shared_expert(o))
         mat(l, in_layer(i, "ffn_gate_inp_shexp.weight"), KERNEL_F32, TINY_EMBD, 1, 1);
@@ -180,6 +181,15 @@ static void write_keys(struct gguf_write *w, const struct tiny *o)
         key_int(w, o, "expert_count", TINY_EXPERTS);
         key_int(w, o, "expert_used_count", TINY_USED_EXPERTS);
         key_int(w, o, "expert_feed_forward_length", TINY_EXPERT_FF);
+    }
+    if (has_shared_expert(o))
+        key_int(w, o, "expert_shared_feed_forward_length", TINY_SHARED_FF);
+    if (o->more.name) {
+        snprintf(key, sizeof(key), "%s.%s", o->arch, o->more.name);
+        if (o->more.kind == GGUF_FLOAT32)
+            gguf_write_float(w, key, (float)o->more.value);
+        else
+            gguf_write_int(w, key, o->more.kind, o->more.value);
     }
     key_int(w, o, "attention.head_count", TINY_HEADS);
     key_int(w, o, "attention.head_count_kv", TINY_KV_HEADS);
@@ -446,7 +456,7 @@ static void plain_attention(const struct tiny *t, const struct checkpoint *g, ui
 static void plain_swiglu(const struct checkpoint *g, uint32_t layer, const char *const names[3],
                          uint32_t n_ff, uint32_t e, double factor, const double *h, double *x)
 {
-    double gate[TINY_FF], up[TINY_FF], out[TINY_EMBD];
+    double gate[TINY_SHARED_FF], up[TINY_SHARED_FF], out[TINY_EMBD]; // the widest
     plain_rows(g, in_layer(layer, names[0]), e * n_ff, h, TINY_EMBD, n_ff, gate);
     plain_rows(g, in_layer(layer, names[1]), e * n_ff, h, TINY_EMBD, n_ff, up);
     for (uint32_t i = 0; i < n_ff; i++)
@@ -456,7 +466,7 @@ static void plain_swiglu(const struct checkpoint *g, uint32_t layer, const char 
         x[i] += factor * out[i];
 }
 
-/* Those of the largest probabilities, of which those of qwen3moe are divided by their sum. */
+/* The experts of the largest probabilities. For qwen3moe, these are divided by their sum. */
 static void plain_experts(const struct tiny *t, const struct checkpoint *g, uint32_t layer,
                           const double *h, double *x)
 {
@@ -492,7 +502,7 @@ static void plain_ff(const struct tiny *t, const struct checkpoint *g, uint32_t 
     if (!has_shared_expert(t))
         return;
     plain_apply(g, in_layer(layer, "ffn_gate_inp_shexp.weight"), NULL, h, TINY_EMBD, 1, &gate);
-    plain_swiglu(g, layer, shared_names, TINY_FF, 0, 1 / (1 + exp(-gate)), h, x);
+    plain_swiglu(g, layer, shared_names, TINY_SHARED_FF, 0, 1 / (1 + exp(-gate)), h, x);
 }
 
 void tiny_logits(const struct tiny *t, const void *file, size_t len, const uint32_t *tokens,

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "file/gguf.h"
 
 struct tiny {
     const char *arch;           // "llama", "qwen2", "qwen3", or with experts "qwen2moe", "qwen3moe"
@@ -17,6 +18,11 @@ struct tiny {
     bool halves;                 // norms and biases in F16
     bool flat_router;            // all experts have the same probability
     uint32_t n_layers, rope_dim; // 0: 2, the whole head
+    struct {
+        const char *name; // without the architecture; NULL: none
+        enum gguf_kind kind;
+        uint32_t value;
+    } more; // one more parameter
     uint64_t seed;
 };
 
@@ -28,7 +34,8 @@ struct tiny {
 #define TINY_FF 512
 #define TINY_EXPERTS 6
 #define TINY_USED_EXPERTS 2
-#define TINY_EXPERT_FF 256
+#define TINY_EXPERT_FF 512
+#define TINY_SHARED_FF 768
 #define TINY_CONTEXT 512
 
 /* The bytes of the file, aligned for readers; free them. */

@@ -73,7 +73,15 @@ static const struct conf_rename renames[] = {
     {.option = "listen", .old_name = "listen.on"},
 };
 
-static const struct conf table = {.program = "prog",
+static void print_page(FILE *to)
+{
+    fputs("a page\n", to);
+}
+
+static const struct conf_info info = {"--print-page", "the page", print_page};
+
+static const struct conf table = {.info = &info,
+                                  .program = "prog",
                                   .summary = "does things",
                                   .options = options,
                                   .n_options = ARRAY_LEN(options),
@@ -472,6 +480,7 @@ static void help_shows_every_setting_with_range_and_default(void **state)
                                         "none or ngram [ngram]",
                                         "addresses; a list of up to 20 [",
                                         "--config FILE",
+                                        "--print-page",
                                         "TANDEM_K"};
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         if (!strstr(text, parts[i]))
@@ -495,11 +504,12 @@ static void the_table_is_printed_in_markdown(void **state)
 static void questions_are_answered_whatever_else_is_wrong(void **state)
 {
     (void)state;
-    static char *const questions[] = {"--help", "-h", "--version", "--print-config"};
+    static char *const questions[] = {"--help", "-h", "--version", "--print-config",
+                                      "--print-page"};
     int out = dup(STDOUT_FILENO);
     fflush(stdout);
     assert_non_null(freopen("/dev/null", "w", stdout));
-    int r[4];
+    int r[ARRAY_LEN(questions)];
     for (size_t i = 0; i < ARRAY_LEN(questions); i++)
         r[i] = READ("--nonsense", questions[i]);
     fflush(stdout);
