@@ -12,10 +12,10 @@
 #include "base/minmax.h"
 #include "model/forward_impl.h"
 
-/* Cost of reading the weights of a tile of columns, in units of the product of one row: about what
- * t(8) / t(1) of dense passes says. */
+/* Cost of reading the weights of a tile of columns, in units of the product of one row. As dense
+ * passes have it: t(8) is about 1.6 t(1). */
 #define TILE_COST 4
-/* Floats of a thread for outputs of a group, before they are added: 256 KiB stay in its L2 cache. */
+/* Floats of a thread for outputs of a group, before they are added: 256 KiB stay in L2. */
 #define OUT_FLOATS 65536
 #define OUT_COLUMNS (8 * KERNEL_TILE) // at least: the streams of a walk
 
@@ -224,8 +224,8 @@ static void choose_experts(const float *logits, uint32_t n, uint32_t n_used, uin
     }
 }
 
-/* The weights of the chosen experts' outputs: their probabilities, or these divided by their sum. The
- * sum of all cancels then. */
+/* The weights of the chosen experts' outputs: their probabilities, or these divided by their sum.
+ * Then the sum of all cancels. */
 static void weigh_experts(const struct model_experts *w, const float *logits,
                           const uint32_t *chosen, float *weight)
 {

@@ -10,6 +10,6 @@
  * (weights_cache), if it has one. The next start with the same model, CPU and threads then runs no
  * passes; later passes correct the times. -ENOMEM; -ENOSPC: no block is free, *ret is unchanged.
  *
- * ids: n tokens of a text, at least one. Passes take parts of it in turn, and begin again at its end.
- * How many weights a pass reads depends on its rows: those of a text share some experts. */
+ * ids: n tokens of a text, at least one. Passes take parts of it in turn, and begin again at its
+ * end. How many weights a pass reads depends on its rows: those of a text share some experts. */
 int calibrate(struct runner *r, const uint32_t *ids, size_t n, struct pass_time *ret);
