@@ -22,7 +22,7 @@ TYPES = {  # number in files, weights in a block, bytes of a block
 }
 # int32 fields of llama_context_params in this version, and their offsets
 CONTEXT = {"n_ctx": 0, "n_batch": 4, "n_ubatch": 8, "n_seq_max": 12, "n_outputs": 20, "n_outputs_per_seq": 24,
-           "n_threads": 28, "n_threads_batch": 32, "flash_attn": 52}
+           "n_threads": 28, "n_threads_batch": 32, "flash_attn": 52, "type_k": 104, "type_v": 108}
 
 
 class Missing(Exception):
