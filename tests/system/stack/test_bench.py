@@ -87,7 +87,7 @@ class Bench(unittest.TestCase):
             def __init__(self, name, *about):
                 self.name, self.about = name, about
 
-        r = engine.results(o, [Side("tandem", "c", "1000000"), Side("llama.cpp", "x64")], passes, {4: [1.0], 8: [2.0]},
+        r = engine.results(o, [Side("tandem", "c", "1000000", "1000000"), Side("llama.cpp", "x64")], passes, {4: [1.0], 8: [2.0]},
                            llama_bench.benches("."))
         self.assertEqual(r["of_one_row"], {1: 1, 8: 2})
         self.assertEqual(r["of_peer"], {1: 0.5, 8: 0.5})
