@@ -31,7 +31,7 @@ static struct handshakes *h;
 static atomic_bool no_session;
 static atomic_bool held; // turns last as long as this
 static atomic_int nice_of_thread;
-static int filled; // bytes in a full socket
+static atomic_int filled; // bytes in a full socket
 
 int __wrap_http_tls_session_new(int fd, struct http_tls_session **ret);
 void __wrap_http_tls_session_free(struct http_tls_session *s);
@@ -68,7 +68,7 @@ static void fill(int fd)
 {
     char zeros[4096] = {0};
     for (ssize_t n; (n = send(fd, zeros, sizeof(zeros), MSG_DONTWAIT)) > 0;)
-        filled += (int)n;
+        atomic_fetch_add(&filled, (int)n);
 }
 
 enum http_tls_step __wrap_http_tls_proceed(struct http_tls_session *s)
