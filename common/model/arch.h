@@ -40,6 +40,20 @@ struct arch_tensor {
 
 #define ARCH_TO(member) offsetof(struct model_layer, member)
 
+/* The norms before attention and before the feed-forward. */
+#define ARCH_NORMS                                                                                 \
+    {CHECKPOINT_ATTN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(attn.norm)},                         \
+    {                                                                                              \
+        CHECKPOINT_FFN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(ffn.norm)                          \
+    }
+/* The matrices of attention over every position. */
+#define ARCH_ATTENTION                                                                             \
+    {CHECKPOINT_ATTN_Q, ARCH_EMBD, ARCH_Q_ROWS, .to = ARCH_TO(attn.q), .joins_next = true},        \
+        {CHECKPOINT_ATTN_K, ARCH_EMBD, ARCH_K_ROWS, .to = ARCH_TO(attn.k), .joins_next = true},    \
+        {CHECKPOINT_ATTN_V, ARCH_EMBD, ARCH_V_ROWS, .to = ARCH_TO(attn.v)},                        \
+    {                                                                                              \
+        CHECKPOINT_ATTN_OUTPUT, ARCH_O_COLS, ARCH_EMBD, .to = ARCH_TO(attn.o)                      \
+    }
 /* The feed-forward that every row runs through, without its norm. */
 #define ARCH_DENSE                                                                                 \
     {CHECKPOINT_FFN_GATE, ARCH_EMBD, ARCH_FF, .to = ARCH_TO(ffn.gate)},                            \

@@ -4,24 +4,19 @@
  * neighbours. */
 #include "model/arch.h"
 
-#define ATTENTION_AND_NORMS                                                                        \
-    {CHECKPOINT_ATTN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(attn.norm)},                         \
-        {CHECKPOINT_FFN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(ffn.norm)},                       \
-        {CHECKPOINT_ATTN_Q_BIAS, ARCH_Q_ROWS, ARCH_ONE, .to = ARCH_TO(attn.q_bias),                \
-         .has = ARCH_MAYBE},                                                                       \
+#define BIASES                                                                                     \
+    {CHECKPOINT_ATTN_Q_BIAS, ARCH_Q_ROWS, ARCH_ONE, .to = ARCH_TO(attn.q_bias),                    \
+     .has = ARCH_MAYBE},                                                                           \
         {CHECKPOINT_ATTN_K_BIAS, ARCH_K_ROWS, ARCH_ONE, .to = ARCH_TO(attn.k_bias),                \
          .has = ARCH_MAYBE},                                                                       \
-        {CHECKPOINT_ATTN_V_BIAS, ARCH_V_ROWS, ARCH_ONE, .to = ARCH_TO(attn.v_bias),                \
-         .has = ARCH_MAYBE},                                                                       \
-        {CHECKPOINT_ATTN_Q, ARCH_EMBD, ARCH_Q_ROWS, .to = ARCH_TO(attn.q), .joins_next = true},    \
-        {CHECKPOINT_ATTN_K, ARCH_EMBD, ARCH_K_ROWS, .to = ARCH_TO(attn.k), .joins_next = true},    \
-        {CHECKPOINT_ATTN_V, ARCH_EMBD, ARCH_V_ROWS, .to = ARCH_TO(attn.v)},                        \
     {                                                                                              \
-        CHECKPOINT_ATTN_OUTPUT, ARCH_O_COLS, ARCH_EMBD, .to = ARCH_TO(attn.o)                      \
+        CHECKPOINT_ATTN_V_BIAS, ARCH_V_ROWS, ARCH_ONE, .to = ARCH_TO(attn.v_bias),                 \
+                                                       .has = ARCH_MAYBE                           \
     }
 
-static const struct arch_tensor dense_tensors[] = {ATTENTION_AND_NORMS, ARCH_DENSE};
-static const struct arch_tensor expert_tensors[] = {ATTENTION_AND_NORMS, ARCH_OF_EXPERTS};
+static const struct arch_tensor dense_tensors[] = {ARCH_NORMS, BIASES, ARCH_ATTENTION, ARCH_DENSE};
+static const struct arch_tensor expert_tensors[] = {ARCH_NORMS, BIASES, ARCH_ATTENTION,
+                                                    ARCH_OF_EXPERTS};
 
 static const struct arch_layer dense = {.attn = MODEL_ATTN_FULL,
                                         .ffn = MODEL_FFN_DENSE,

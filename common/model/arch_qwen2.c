@@ -1,22 +1,16 @@
 /* arch_qwen2.c - Qwen 1.5 to 2.5: q, k and v have biases. Those with experts have a shared one. */
 #include "model/arch.h"
 
-#define ATTENTION_AND_NORMS                                                                        \
-    {CHECKPOINT_ATTN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(attn.norm)},                         \
-        {CHECKPOINT_FFN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(ffn.norm)},                       \
-        {CHECKPOINT_ATTN_Q_BIAS, ARCH_Q_ROWS, ARCH_ONE, .to = ARCH_TO(attn.q_bias)},               \
+#define BIASES                                                                                     \
+    {CHECKPOINT_ATTN_Q_BIAS, ARCH_Q_ROWS, ARCH_ONE, .to = ARCH_TO(attn.q_bias)},                   \
         {CHECKPOINT_ATTN_K_BIAS, ARCH_K_ROWS, ARCH_ONE, .to = ARCH_TO(attn.k_bias)},               \
-        {CHECKPOINT_ATTN_V_BIAS, ARCH_V_ROWS, ARCH_ONE, .to = ARCH_TO(attn.v_bias)},               \
-        {CHECKPOINT_ATTN_Q, ARCH_EMBD, ARCH_Q_ROWS, .to = ARCH_TO(attn.q), .joins_next = true},    \
-        {CHECKPOINT_ATTN_K, ARCH_EMBD, ARCH_K_ROWS, .to = ARCH_TO(attn.k), .joins_next = true},    \
-        {CHECKPOINT_ATTN_V, ARCH_EMBD, ARCH_V_ROWS, .to = ARCH_TO(attn.v)},                        \
     {                                                                                              \
-        CHECKPOINT_ATTN_OUTPUT, ARCH_O_COLS, ARCH_EMBD, .to = ARCH_TO(attn.o)                      \
+        CHECKPOINT_ATTN_V_BIAS, ARCH_V_ROWS, ARCH_ONE, .to = ARCH_TO(attn.v_bias)                  \
     }
 
-static const struct arch_tensor dense_tensors[] = {ATTENTION_AND_NORMS, ARCH_DENSE};
-static const struct arch_tensor expert_tensors[] = {ATTENTION_AND_NORMS, ARCH_OF_EXPERTS,
-                                                    ARCH_SHARED_EXPERT};
+static const struct arch_tensor dense_tensors[] = {ARCH_NORMS, BIASES, ARCH_ATTENTION, ARCH_DENSE};
+static const struct arch_tensor expert_tensors[] = {ARCH_NORMS, BIASES, ARCH_ATTENTION,
+                                                    ARCH_OF_EXPERTS, ARCH_SHARED_EXPERT};
 
 static const struct arch_layer dense = {.attn = MODEL_ATTN_FULL,
                                         .ffn = MODEL_FFN_DENSE,

@@ -4,20 +4,16 @@
  * same position, so it is that of Qwen 3. */
 #include "model/arch.h"
 
-#define ATTENTION_AND_NORMS                                                                        \
-    {CHECKPOINT_ATTN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(attn.norm)},                         \
-        {CHECKPOINT_FFN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(ffn.norm)},                       \
-        {CHECKPOINT_ATTN_Q_NORM, ARCH_K_DIM, ARCH_ONE, .to = ARCH_TO(attn.q_norm)},                \
-        {CHECKPOINT_ATTN_K_NORM, ARCH_K_DIM, ARCH_ONE, .to = ARCH_TO(attn.k_norm)},                \
-        {CHECKPOINT_ATTN_Q, ARCH_EMBD, ARCH_Q_ROWS, .to = ARCH_TO(attn.q), .joins_next = true},    \
-        {CHECKPOINT_ATTN_K, ARCH_EMBD, ARCH_K_ROWS, .to = ARCH_TO(attn.k), .joins_next = true},    \
-        {CHECKPOINT_ATTN_V, ARCH_EMBD, ARCH_V_ROWS, .to = ARCH_TO(attn.v)},                        \
+#define HEAD_NORMS                                                                                 \
+    {CHECKPOINT_ATTN_Q_NORM, ARCH_K_DIM, ARCH_ONE, .to = ARCH_TO(attn.q_norm)},                    \
     {                                                                                              \
-        CHECKPOINT_ATTN_OUTPUT, ARCH_O_COLS, ARCH_EMBD, .to = ARCH_TO(attn.o)                      \
+        CHECKPOINT_ATTN_K_NORM, ARCH_K_DIM, ARCH_ONE, .to = ARCH_TO(attn.k_norm)                   \
     }
 
-static const struct arch_tensor dense_tensors[] = {ATTENTION_AND_NORMS, ARCH_DENSE};
-static const struct arch_tensor expert_tensors[] = {ATTENTION_AND_NORMS, ARCH_OF_EXPERTS};
+static const struct arch_tensor dense_tensors[] = {ARCH_NORMS, HEAD_NORMS, ARCH_ATTENTION,
+                                                   ARCH_DENSE};
+static const struct arch_tensor expert_tensors[] = {ARCH_NORMS, HEAD_NORMS, ARCH_ATTENTION,
+                                                    ARCH_OF_EXPERTS};
 
 static const struct arch_layer dense = {.attn = MODEL_ATTN_FULL,
                                         .ffn = MODEL_FFN_DENSE,

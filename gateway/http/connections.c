@@ -25,7 +25,6 @@
 #include "gateway/http/address_counts.h"
 #include "gateway/http/connections.h"
 #include "gateway/http/handshakes.h"
-#include "gateway/http/http_tls.h"
 #include "gateway/http/http_watch.h"
 #include "gateway/openai/openai_error.h"
 
