@@ -12,8 +12,8 @@
 #include "base/minmax.h"
 #include "model/forward_impl.h"
 
-/* Cost of reading the weights of a tile of columns, in units of the product of one row. An estimate:
- * it only decides how even the threads' parts are. */
+/* Cost of reading the weights of a tile of columns, in units of the product of one row. It is an
+ * estimate, and only decides how even the threads' parts are. */
 #define TILE_COST 4
 /* Floats of a thread for outputs of a group, before they are added: 256 KiB stay in L2. */
 #define OUT_FLOATS 65536
