@@ -110,6 +110,13 @@ void dist_counts_take_back(struct dist_counts *c, uint32_t token)
 
 /* ---- logits ---- */
 
+size_t dist_bytes(uint32_t n_vocab)
+{
+    struct dist *d;
+    return sizeof(*d) + n_vocab * (sizeof(*d->logits) + sizeof(*d->weights) + sizeof(*d->kept) +
+                                   sizeof(*d->keys) + sizeof(*d->spare));
+}
+
 int dist_new(uint32_t n_vocab, const struct kernel *kernel, struct dist **ret)
 {
     if (n_vocab == 0)
@@ -379,9 +386,25 @@ static void keep_one(struct dist *d, uint32_t token)
     d->uncut = false;
 }
 
+/* Greedy without penalties, bias and mask: nothing but the best token is needed. False: there may
+ * be an infinity or no number. */
+static bool keep_greedy(struct dist *d, const float *logits)
+{
+    uint32_t best = d->kernel->argmax(logits, d->n_vocab);
+    if (best >= d->n_vocab || !(fabsf(logits[best]) <= FLT_MAX))
+        return false;
+    d->logits[best] = sanitise(logits[best]);
+    d->temperature = 1;
+    keep_one(d, best);
+    return true;
+}
+
 void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
               const struct dist_counts *counts, const uint64_t *mask)
 {
+    const bool raw = !mask && !p->n_bias && !(counts && dist_penalises(p));
+    if (raw && !(p->temperature > 0) && keep_greedy(d, logits))
+        return;
     dist_adjust(logits, d->n_vocab, p, counts, mask, d->logits);
     d->temperature = p->temperature > 0 ? p->temperature : 1;
     d->best = d->kernel->argmax(d->logits, d->n_vocab);

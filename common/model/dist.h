@@ -58,6 +58,7 @@ void dist_counts_add(struct dist_counts *c, uint32_t token, bool generated);
 void dist_counts_take_back(struct dist_counts *c, uint32_t token);
 
 struct dist; // holds one distribution over the vocabulary; no call after dist_new() allocates
+size_t dist_bytes(uint32_t n_vocab); // memory of one
 int dist_new(uint32_t n_vocab, const struct kernel *kernel, struct dist **ret);
 void dist_free(struct dist *d);
 DEFINE_AUTO(struct dist, dist_free)

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include "base/err.h"
 #include "base/log.h"
+#include "base/minmax.h"
 #include "model/mem_limit.h"
 #include "model/runner.h"
 
@@ -130,6 +131,12 @@ static size_t shared_weights(const struct runner *r)
     return cached < mapped ? cached : mapped;
 }
 
+static unsigned n_dists(const struct runner *r)
+{
+    unsigned n = min_u32(r->opt.max_dists, RUNNER_MAX_DISTS);
+    return max_u32(min_u32(n, pool_threads(r->pool)), 1);
+}
+
 /* Memory that the planned model and its sequences need, compared with the available memory. */
 static int measure_memory(struct runner *r)
 {
@@ -140,7 +147,9 @@ static int measure_memory(struct runner *r)
     choose_context(r);
     m->weights = r->model->bytes - shared_weights(r);
     m->activations = activation_bytes(r);
-    m->beside = BESIDE_BYTES + pool_threads(r->pool) * (size_t)BESIDE_THREAD_BYTES;
+    r->n_dists = n_dists(r);
+    m->beside = BESIDE_BYTES + pool_threads(r->pool) * (size_t)BESIDE_THREAD_BYTES +
+                r->n_dists * dist_bytes(r->opt.n_vocab);
     if (r->opt.beside)
         m->beside += r->opt.beside(r->opt.beside_arg, kv_bytes_block(&shape));
     size_t taken = runner_bytes(m);
@@ -212,12 +221,15 @@ int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void 
     if (!err)
         err = tune_model(r->model, r->pool, r->opt.weights_cache, &r->tune);
     log_walks(&r->tune);
-    return err ? err : dist_new(r->opt.n_vocab, r->kernel, &r->dist);
+    for (unsigned i = 0; i < r->n_dists && !err; i++)
+        err = dist_new(r->opt.n_vocab, r->kernel, &r->dists[i]);
+    return err;
 }
 
 void runner_done(struct runner *r)
 {
-    dist_free(r->dist);
+    for (unsigned i = 0; i < r->n_dists; i++)
+        dist_free(r->dists[i]);
     pass_plan_done(&r->plan);
     forward_free(r->forward);
     kv_free(r->kv);

@@ -1,10 +1,10 @@
 /* runner.h - a model and everything that running it needs: threads, weights, KV pool, activations
- * and the memory of a distribution.
+ * and the memory of distributions.
  *
  * runner_plan() calculates the memory and compares it with the available memory, before it
  * allocates any. runner_load() allocates it. Both log the result.
  *
- * Threads: the thread that runs the passes creates it and owns kv, forward and dist. The rest is
+ * Threads: the thread that runs the passes creates it and owns kv, forward and dists. The rest is
  * immutable once it is loaded. */
 #pragma once
 #include <stdbool.h>
@@ -38,8 +38,10 @@ struct runner_options {
      * NULL: none. */
     size_t (*beside)(const void *arg, size_t block_bytes);
     const void *beside_arg;
-    uint32_t n_vocab; // tokens that can be drawn; further rows of the head are padding
+    uint32_t n_vocab;   // tokens that can be drawn; further rows of the head are padding
+    unsigned max_dists; // distributions that threads compute at the same time; at least 1
 };
+#define RUNNER_MAX_DISTS 16
 
 /* Bytes. Memory that the caller holds by then, such as the tokenizer, is not counted. */
 struct runner_memory {
@@ -62,8 +64,9 @@ struct runner {
 
     struct kv *kv;
     struct forward *forward;
-    struct pass_plan plan; // of the next pass; for the caller to fill
-    struct dist *dist;
+    struct pass_plan plan;                // of the next pass; for the caller to fill
+    struct dist *dists[RUNNER_MAX_DISTS]; // (n_dists)
+    unsigned n_dists;                     // at most one per thread
 };
 
 /* c must stay open until the model is loaded. Errors name the file and the limit. -ENOMEM: not

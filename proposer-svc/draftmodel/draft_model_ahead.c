@@ -93,12 +93,12 @@ static uint32_t find_candidates(struct draft_model *d, const struct prop_ask *as
         float logprob;
         /* A padding token, for which the row has no logit. */
         bool unused = i < m && verifying[i] >= d->run.opt.n_vocab;
-        dist_logprobs(d->run.dist, logits, i < m && !unused ? verifying[i] : 0, BRANCHES_TOP,
+        dist_logprobs(d->run.dists[0], logits, i < m && !unused ? verifying[i] : 0, BRANCHES_TOP,
                       &logprob, top);
         uint32_t drafted = i < m ? verifying[i] : top[0].token;
         if (i == m && ask->q_mode == DRAFT_COUPLED) {
             draft_model_draw_dist(d, ask, logits);
-            drafted = dist_draw(d->run.dist, ask->draw_key, ask->context.n);
+            drafted = dist_draw(d->run.dists[0], ask->draw_key, ask->context.n);
         }
         for (uint32_t t = 0; t < BRANCHES_TOP; t++) {
             struct candidate c = {top[t].token, parent, expf(top[t].logprob), 0};
@@ -209,14 +209,14 @@ static void extend_branch(struct draft_model *d, struct prop_ask *ask, struct br
     const float *logits = draft_model_draw_logits(d, ask, b->row, (int32_t)b->node);
     struct dist_top top;
     float logprob;
-    dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &top);
+    dist_logprobs(d->run.dists[0], logits, 0, 1, &logprob, &top);
     float prob = expf(top.logprob);
     b->is_open = draft_model_draw_trusts(d, ask, prob); // all branches fit into max_nodes
     if (!b->is_open)
         return;
     if (ask->q_mode == DRAFT_COUPLED) {
         draft_model_draw_dist(d, ask, logits);
-        top.token = dist_draw(d->run.dist, ask->draw_key, b->kv.len);
+        top.token = dist_draw(d->run.dists[0], ask->draw_key, b->kv.len);
     }
     add_node(d, ask, b, top.token, (int32_t)b->node, prob * to->survival[b->node]);
 }

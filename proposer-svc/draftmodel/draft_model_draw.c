@@ -200,7 +200,7 @@ void draft_model_draw_dist(struct draft_model *d, const struct prop_ask *ask, co
 {
     struct dist_params p = ask->sampling.params;
     p.n_bias = 0;
-    dist_set(d->run.dist, logits, &p, NULL, NULL);
+    dist_set(d->run.dists[0], logits, &p, NULL, NULL);
 }
 
 /* ---- a draft ---- */
@@ -211,8 +211,8 @@ static uint32_t draw_token(struct draft_model *d, const struct prop_ask *ask, co
     uint32_t n = ask->to->n;
     draft_model_draw_dist(d, ask, logits);
     if (ask->q_mode == DRAFT_COUPLED)
-        return dist_draw(d->run.dist, ask->draw_key, ask->context.n + n);
-    struct dist_weights from = dist_weights(d->run.dist);
+        return dist_draw(d->run.dists[0], ask->draw_key, ask->context.n + n);
+    struct dist_weights from = dist_weights(d->run.dists[0]);
     return ask->q_mode == DRAFT_SPARSE ? draw_sparse(d, &from, ask->to->q, n)
                                        : draw_dense(d, &from, ask->to->q, n);
 }
@@ -236,7 +236,7 @@ bool draft_model_draw_next(struct draft_model *d, struct prop_ask *ask, const fl
     struct draft *to = ask->to;
     struct dist_top best;
     float logprob;
-    dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &best);
+    dist_logprobs(d->run.dists[0], logits, 0, 1, &logprob, &best);
     float confidence = expf(best.logprob);
     if (!draft_model_draw_trusts(d, ask, confidence))
         return false;

@@ -105,7 +105,7 @@ const float *draft_model_draw_logits(struct draft_model *d, const struct prop_as
                                      uint32_t row, int32_t parent);
 /* Only positions [0, keep) of the context stay valid: drops counts that include others. */
 void draft_model_draw_cut(struct draft_model_seq *s, uint32_t keep);
-/* Sets d->run.dist to these logits with the ask's temperature, top-k, top-p and min-p. */
+/* Sets d->run.dists[0] to these logits with the ask's temperature, top-k, top-p and min-p. */
 void draft_model_draw_dist(struct draft_model *d, const struct prop_ask *ask, const float *logits);
 /* Whether no token may be drafted after this one, because it ends the text. */
 bool draft_model_draw_ends(const struct draft_model *d, const struct prop_ask *ask, uint32_t token);

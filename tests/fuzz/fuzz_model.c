@@ -498,8 +498,8 @@ static void run(struct runner *r)
     for (unsigned i = 0; i < ARRAY_LEN(params); i++) {
         uint32_t n = i ? 1 : ROWS - 1;
         pass(r, &seq, n);
-        dist_set(r->dist, forward_logits(r->forward, n - 1), &params[i], NULL, NULL);
-        if (dist_draw(r->dist, 1, seq.len) >= r->opt.n_vocab)
+        dist_set(r->dists[0], forward_logits(r->forward, n - 1), &params[i], NULL, NULL);
+        if (dist_draw(r->dists[0], 1, seq.len) >= r->opt.n_vocab)
             abort();
     }
     kv_seq_done(r->kv, &seq);

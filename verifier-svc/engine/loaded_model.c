@@ -98,7 +98,8 @@ int loaded_model_load(struct loaded_model *s, const struct verifier_options *o,
                                        .min_logits = (uint32_t)o->max_sequences + DRAFT_MAX_NODES,
                                        .beside = o->kv_disk && *o->kv_disk ? disk_bytes : NULL,
                                        .beside_arg = o,
-                                       .n_vocab = tok_n_vocab(s->tok)};
+                                       .n_vocab = tok_n_vocab(s->tok),
+                                       .max_dists = RUNNER_MAX_DISTS};
     if (o->blas)
         log_warn("float_gemm=blas core=%s: OpenBLAS has no fixed order of sums, so the same "
                  "request may get other tokens",

@@ -1,6 +1,6 @@
 /* loaded_model.h - the model with all memory that it needs: tokenizer, weights, KV, activations.
  *
- * Threads: created by the engine thread, which owns run.kv, run.forward and run.dist. The rest is
+ * Threads: created by the engine thread, which owns run.kv, run.forward and run.dists. The rest is
  * immutable; any thread may read it once the engine is ready. */
 #pragma once
 #include <stdbool.h>

@@ -157,7 +157,6 @@ void round_run(struct engine *e)
     forward_run(e->loaded->run.forward, &e->loaded->run.plan);
     int64_t now_us = clock_us();
     int64_t pass_us = now_us - before_us;
-    sched_pass_done(&e->sched, e->loaded->run.plan.n_rows, pass_us);
     struct pass_time_work pass = measure_pass(e);
     const struct seq *prefill = find_prefill(e);
     uint64_t prefill_id = prefill ? prefill->id : 0; // the sequence may end in this round
@@ -166,7 +165,9 @@ void round_run(struct engine *e)
     metrics_add(e->stats->rounds, 1);
     metrics_observe(e->stats->pass_s, (double)pass_us / 1e6);
     metrics_observe(e->stats->pass_rows, e->loaded->run.plan.n_rows);
+    round_choose(e);
     round_accept(e, now_us);
+    sched_pass_done(&e->sched, e->loaded->run.plan.n_rows, clock_us() - before_us);
     end_failed(e);
     check_kv(e);
     engine_take_inbox(e, 0); // a draft ahead may have arrived

@@ -87,28 +87,27 @@ static void index_rows(struct engine *e, struct seq *s)
     kv_enter(e->loaded->run.kv, &s->kv, &root, s->tokens, min_u32(s->kv.len, s->n));
 }
 
-/* One step of a sequence whose last committed token is row `last_row` of the pass. */
-static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64_t now_us)
+/* Commits what was chosen for a sequence. */
+static void accept_seq(struct engine *e, struct seq *s, int64_t now_us)
 {
-    struct accept_result result;
+    struct accept_result *result = &s->chosen;
     struct event_batch *b = events_reserve(e->events, seq_n_draft(s) + 1);
     struct event *ev = events_add(b, s->req, s->choice);
     uint32_t base = s->n;
-    enum seq_end end =
-        decide(e->loaded->run.forward, e->loaded->run.dist, s, last_row, b, ev, &result);
+    enum seq_end end = decide_commit(e->loaded->run.forward, e->loaded->run.dists[0], s, b, ev);
     if (end == SEQ_FAILED) {
         snprintf(s->req->error_text, sizeof(s->req->error_text), "%s", fail_text());
         s->req->error = -EIO; // ended after the loop over the pass
         return;
     }
     learn_from_tokens(e, s, base);
-    count_step(e, s, &result);
+    count_step(e, s, result);
     describe_round(s, ev);
     count_tokens(e, s, ev->n_tokens, now_us);
     flows_serve(e->flows, &s->req->place, ev->n_tokens);
-    for (uint32_t i = 0; i < result.n_accepted; i++)
-        result.path[i] += base;
-    kv_keep(e->loaded->run.kv, &s->kv, base, result.path, result.n_accepted);
+    for (uint32_t i = 0; i < result->n_accepted; i++)
+        result->path[i] += base;
+    kv_keep(e->loaded->run.kv, &s->kv, base, result->path, result->n_accepted);
     index_rows(e, s);
     if (end != SEQ_CONTINUES) {
         engine_end_seq(e, s, end, ev);
@@ -120,11 +119,11 @@ static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64
 }
 
 /* The first choice has run the prompt: the others share its rows and draw from the same logits. */
-static void start_branches(struct engine *e, struct seq *first, uint32_t last_row, int64_t now_us)
+static void start_branches(struct engine *e, struct seq *first, int64_t now_us)
 {
     for (uint32_t i = 1; i < first->req->n; i++) {
         struct seq *s = first->req->seqs[i];
-        if (s->state != SEQ_BRANCH || !s->started)
+        if (!round_starts(first, s))
             continue;
         if (kv_fork(e->loaded->run.kv, &first->kv, first->n_prompt, &s->kv) < 0) {
             engine_preempt(e, s); // runs the prompt itself, later
@@ -132,7 +131,7 @@ static void start_branches(struct engine *e, struct seq *first, uint32_t last_ro
         }
         s->state = SEQ_RUNNING;
         s->n_cached = s->n_prompt;
-        accept_seq(e, s, last_row, now_us);
+        accept_seq(e, s, now_us);
     }
 }
 
@@ -140,12 +139,10 @@ void round_accept(struct engine *e, int64_t now_us)
 {
     for (uint32_t p = 0; p < e->n_pass; p++) {
         struct seq *s = e->pass[p];
-        uint32_t last_row = s->first_row + s->n_rows - 1;
         index_rows(e, s); // before it branches: its choices then share blocks with other requests
-        if (!e->loaded->run.plan.rows[last_row].wants_logits)
+        if (!round_has_logits(e, s))
             continue; // a piece of a prompt
-        if (s->choice == 0 && s->n == s->n_prompt && s->req->n > 1)
-            start_branches(e, s, last_row, now_us);
-        accept_seq(e, s, last_row, now_us);
+        start_branches(e, s, now_us);
+        accept_seq(e, s, now_us);
     }
 }

@@ -1,7 +1,8 @@
 /* round_impl.h - one round, step by step.
  *
  *     round_plan.c    grants rows and blocks, packs the rows of the pass
- *     round_accept.c  accepts, commits, counts
+ *     round_choose.c  chooses tokens by the logits of the pass
+ *     round_accept.c  commits them, counts
  *     round_ask.c     requests drafts, takes answers
  *     round.c         the order of the steps, and the functions that they share
  *
@@ -35,9 +36,19 @@ struct sched_grant round_wanted(const struct seq *s);
  * the rows. Sequences without blocks are preempted. False: there is nothing to run. */
 bool round_plan(struct engine *e);
 
+/* ---- round_choose.c ---- */
+
+/* The pass has logits after the last committed token of a sequence. */
+bool round_has_logits(const struct engine *e, const struct seq *s);
+/* `first` has run the prompt, and s, a choice of the same request, now begins. */
+bool round_starts(const struct seq *first, const struct seq *s);
+/* Chooses the tokens of all sequences of the pass and of choices that begin. The threads of the
+ * pass take part. */
+void round_choose(struct engine *e);
+
 /* ---- round_accept.c ---- */
 
-/* Commits tokens of all sequences of the pass, by its logits. */
+/* Commits the tokens that were chosen. */
 void round_accept(struct engine *e, int64_t now_us);
 
 /* ---- round_ask.c ---- */

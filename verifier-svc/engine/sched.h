@@ -89,5 +89,5 @@ struct sched_load {
 uint32_t sched_draft_rows(const struct sched *s, const struct sched_load *l);
 /* Fills rows and draft_rows; returns their sum. shared: as above. */
 uint32_t sched_grant_rows(struct sched *s, struct sched_grant *v, uint32_t n, bool shared);
-/* Records that the pass of the last grant, of n_rows, took `us`. */
+/* Records that the pass of the last grant, of n_rows, took `us`, with the choice of tokens. */
 void sched_pass_done(struct sched *s, uint32_t n_rows, int64_t us);

@@ -82,6 +82,8 @@ struct seq {
 
     /* Its rows in the pass that runs. */
     uint32_t first_row, n_rows;
+    uint32_t last_row;           // of its last committed token
+    struct accept_result chosen; // after the pass
 
     /* Statistics. */
     bool started; // admitted, and the client knows it

@@ -1,0 +1,62 @@
+/* round_choose.c - after the pass: chooses the tokens of all sequences. With a large vocabulary this
+ * takes as long as a part of the pass, so its threads share the sequences. */
+#include "verifier-svc/engine/decide.h"
+#include "verifier-svc/engine/round_impl.h"
+
+/* Logits from which on several threads are faster than one. */
+#define SHARED_LOGITS (1u << 17)
+
+bool round_has_logits(const struct engine *e, const struct seq *s)
+{
+    return e->loaded->run.plan.rows[s->first_row + s->n_rows - 1].wants_logits;
+}
+
+bool round_starts(const struct seq *first, const struct seq *s)
+{
+    return first->choice == 0 && first->n == first->n_prompt && s->state == SEQ_BRANCH &&
+           s->started;
+}
+
+static void add_seq(struct engine *e, struct seq *s, uint32_t last_row)
+{
+    s->last_row = last_row;
+    e->choosing[e->n_choosing++] = s;
+}
+
+static void list_seqs(struct engine *e)
+{
+    e->n_choosing = 0;
+    for (uint32_t p = 0; p < e->n_pass; p++) {
+        struct seq *first = e->pass[p];
+        const uint32_t last_row = first->first_row + first->n_rows - 1;
+        if (!round_has_logits(e, first))
+            continue;
+        add_seq(e, first, last_row);
+        for (uint32_t i = 1; i < first->req->n; i++)
+            if (round_starts(first, first->req->seqs[i]))
+                add_seq(e, first->req->seqs[i], last_row);
+    }
+}
+
+/* Takes one sequence after the other. */
+static void choose(void *arg, unsigned i, unsigned n)
+{
+    struct engine *e = arg;
+    const struct runner *run = &e->loaded->run;
+    (void)n;
+    kernel_thread_init();
+    for (uint32_t at;
+         i < run->n_dists && (at = atomic_fetch_add(&e->next_choosing, 1)) < e->n_choosing;)
+        decide_tokens(run->forward, run->dists[i], e->choosing[at]);
+}
+
+void round_choose(struct engine *e)
+{
+    const struct runner *run = &e->loaded->run;
+    list_seqs(e);
+    atomic_store(&e->next_choosing, 0);
+    if (e->n_choosing > 1 && (uint64_t)e->n_choosing * run->opt.n_vocab >= SHARED_LOGITS)
+        pool_run(run->pool, choose, e);
+    else
+        choose(e, 0, 1);
+}
