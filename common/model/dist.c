@@ -22,7 +22,7 @@ struct dist {
     uint64_t *spare; // (n_vocab) used by sort_keys()
     double temperature;
     uint32_t best; // the lowest id with the largest logit
-    bool uncut;    // no step has cut a token that can come
+    bool uncut;    // no step has cut a token that can come; `kept` is not set
 };
 
 /* ---- counts ---- */
@@ -424,7 +424,7 @@ void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
         cut_sorted(d, weigh_kept(d) * (double)p->top_p);
     else if (p->top_p < 1)
         keep_top_p(d, p->top_p);
-    else if (p->top_k == 0)
+    else if (p->top_k == 0 && !d->uncut)
         keep_from(d, -FLT_MAX);
     if (p->min_p > 0)
         keep_min_p(d, p->min_p);
@@ -434,26 +434,40 @@ void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
 
 #define LEAST_LOG_E (-46.0) // log E >= log(2^-65) > -45.1
 
-/* Whether score - log E(w) can be at least `best`: E > u >= 2^-(z + 1), where z is the number of
- * leading zeros of w. This test only saves logarithms. Its factor is above log 2, so that rounding
- * cannot lose a winner. */
-static bool may_win(double score, uint64_t w, double best)
-{
-    int z = w ? __builtin_clzll(w) : 64;
-    return score + (z + 1) * 0.6931472 >= best;
-}
-
 #define DRAW_TOKENS 256 // tokens per call of the noise kernel
 
-/* Collects tokens of `kept`, from index *at on, that any noise could lift to `best`. Returns their
- * number. */
-static uint32_t next_tokens(const struct dist *d, double best, uint32_t *at,
+/* Logits below these cannot win, whatever the noise is, and after a noise with z leading zeros. They
+ * only save work: each is a little lower than it must be. */
+struct draw_bounds {
+    float any, of_noise[65];
+};
+
+/* A logit whose score is `score` or less. */
+static float logit_below(const struct dist *d, double score)
+{
+    double logit = score * d->temperature;
+    return (float)(logit - fabs(logit) * 1e-6 - 1e-30);
+}
+
+/* E > u >= 2^-(z + 1), where z is the number of leading zeros of the noise. The factor is above
+ * log 2, so that rounding cannot lose a winner. */
+static void bound_draw(const struct dist *d, double best, struct draw_bounds *to)
+{
+    to->any = logit_below(d, best + LEAST_LOG_E);
+    for (int z = 0; z <= 64; z++)
+        to->of_noise[z] = logit_below(d, best - (z + 1) * 0.6931472);
+}
+
+/* Collects tokens that any noise could let win: of all tokens or of `kept`, from index *at on.
+ * Returns their number. */
+static uint32_t next_tokens(const struct dist *d, float least, uint32_t *at,
                             uint32_t tokens[DRAW_TOKENS])
 {
+    const uint32_t end = d->uncut ? d->n_vocab : d->n_kept;
     uint32_t n = 0;
-    for (; *at < d->n_kept && n < DRAW_TOKENS; ++*at) {
-        tokens[n] = d->kept[*at];
-        n += score_of(d, tokens[n]) - LEAST_LOG_E >= best;
+    for (; *at < end && n < DRAW_TOKENS; ++*at) {
+        tokens[n] = d->uncut ? *at : d->kept[*at];
+        n += d->logits[tokens[n]] >= least;
     }
     return n;
 }
@@ -462,21 +476,23 @@ uint32_t dist_draw(struct dist *d, uint64_t key, uint32_t position)
 {
     uint32_t token = d->best, tokens[DRAW_TOKENS];
     uint64_t words[DRAW_TOKENS];
-    if (d->n_kept == 1)
+    struct draw_bounds bounds;
+    if (!d->uncut && d->n_kept == 1)
         return d->kept[0];
     double best =
         score_of(d, token) - rng_log_exp(rng_u64(key, RNG_TARGET_DRAW, position, 0, token));
-    for (uint32_t at = 0; at < d->n_kept;) {
-        uint32_t n = next_tokens(d, best, &at, tokens);
+    bound_draw(d, best, &bounds);
+    for (uint32_t at = 0, n; (n = next_tokens(d, bounds.any, &at, tokens));) {
         d->kernel->noise(key, position, tokens, n, words);
         for (uint32_t i = 0; i < n; i++) {
-            double score = score_of(d, tokens[i]);
-            if (!may_win(score, words[i], best))
+            const int z = words[i] ? __builtin_clzll(words[i]) : 64;
+            if (d->logits[tokens[i]] < bounds.of_noise[z])
                 continue;
-            score -= rng_log_exp(words[i]);
+            double score = score_of(d, tokens[i]) - rng_log_exp(words[i]);
             if (score > best || (score == best && tokens[i] < token)) {
                 best = score;
                 token = tokens[i];
+                bound_draw(d, best, &bounds);
             }
         }
     }
@@ -485,6 +501,8 @@ uint32_t dist_draw(struct dist *d, uint64_t key, uint32_t position)
 
 struct dist_weights dist_weights(struct dist *d)
 {
+    if (d->uncut)
+        keep_from(d, -FLT_MAX);
     struct dist_weights w = {d->n_vocab, d->n_kept, d->weights, d->kept, 0};
     if (d->uncut) {
         w.sum = weigh_all(d);

@@ -71,6 +71,17 @@ static int read_key(const char *word, size_t len, unsigned char to[KEY_FILE_DIGE
     return 0;
 }
 
+/* Requests may ask for the model `default`. */
+static bool has_default(const char *names)
+{
+    static const char word[] = "default";
+    const size_t n = sizeof(word) - 1;
+    for (const char *at = names; (at = strstr(at, word)); at += n)
+        if ((at == names || at[-1] == ',') && (!at[n] || at[n] == ','))
+            return true;
+    return false;
+}
+
 /* names: "a,b", at least one byte. */
 static int read_models(const char *names, size_t len, struct key_file_line *k)
 {
@@ -83,7 +94,11 @@ static int read_models(const char *names, size_t len, struct key_file_line *k)
     if (k->models)
         return fail(-EINVAL, "models= may be given only once");
     k->models = strndup(names, len);
-    return k->models ? 0 : fail(-ENOMEM, "no memory for API keys");
+    if (!k->models)
+        return fail(-ENOMEM, "no memory for API keys");
+    return has_default(k->models)
+               ? fail(-EINVAL, "models= may not name 'default', which stands for any model")
+               : 0;
 }
 
 static int read_number(const char *name, const char *digits, size_t len, uint32_t *to)
@@ -94,6 +109,8 @@ static int read_number(const char *name, const char *digits, size_t len, uint32_
         v = v * 10 + (uint32_t)(digits[n] - '0');
     if (n != len || !v)
         return fail(-EINVAL, "%s must be followed by a number from 1 to 999999999", name);
+    if (*to)
+        return fail(-EINVAL, "%s may be given only once", name);
     *to = v;
     return 0;
 }

@@ -167,7 +167,9 @@ static void accept_path(enum accept_rule rule, double parameter, const struct dr
     for (int32_t node = -1;;) {
         struct dist_weights p = c->p(c->arg, (uint32_t)(node + 1));
         int32_t child;
-        if (rule == ACCEPT_THRESHOLD)
+        if (next_child(t, node, node) < 0)
+            child = -1;
+        else if (rule == ACCEPT_THRESHOLD)
             child = probable_child(t, node, parameter, &p);
         else if (rule == ACCEPT_TYPICAL)
             child = probable_child(t, node, typical(&p, parameter), &p);

@@ -3,8 +3,10 @@
 #include "verifier-svc/engine/decide.h"
 #include "verifier-svc/engine/round_impl.h"
 
-/* Logits from which on several threads are faster than one. */
-#define SHARED_LOGITS (1u << 17)
+/* Logits from which on several threads are faster than one. Greedy ones cost a part of the others'
+ * time. */
+#define SHARED_LOGITS (1u << 15)
+#define GREEDY_PARTS 16
 
 bool round_has_logits(const struct engine *e, const struct seq *s)
 {
@@ -50,13 +52,23 @@ static void choose(void *arg, unsigned i, unsigned n)
         decide_tokens(run->forward, run->dists[i], e->choosing[at]);
 }
 
+static bool is_shared(const struct engine *e)
+{
+    const uint64_t n_vocab = e->loaded->run.opt.n_vocab;
+    uint64_t n_logits = 0;
+    for (uint32_t i = 0; i < e->n_choosing; i++) {
+        bool is_greedy = !(e->choosing[i]->req->params.temperature > 0);
+        n_logits += is_greedy ? n_vocab / GREEDY_PARTS : n_vocab;
+    }
+    return e->n_choosing > 1 && n_logits >= SHARED_LOGITS;
+}
+
 void round_choose(struct engine *e)
 {
-    const struct runner *run = &e->loaded->run;
     list_seqs(e);
     atomic_store(&e->next_choosing, 0);
-    if (e->n_choosing > 1 && (uint64_t)e->n_choosing * run->opt.n_vocab >= SHARED_LOGITS)
-        pool_run(run->pool, choose, e);
+    if (is_shared(e))
+        pool_run(e->loaded->run.pool, choose, e);
     else
         choose(e, 0, 1);
 }

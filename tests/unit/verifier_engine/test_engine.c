@@ -110,6 +110,25 @@ static void count_sleep(int64_t asked_us, int64_t begun_us)
     slept_us = asked_us < 0 ? 0 : slept_us + (us < asked_us ? us : asked_us); // < 0: no work
 }
 
+/* ---- choosing tokens: as slow as a test wants ---- */
+
+#define SLOW_MS 20
+
+void __real_decide_tokens(const struct forward *f, struct dist *d, struct seq *s);
+void __wrap_decide_tokens(const struct forward *f, struct dist *d, struct seq *s);
+
+static atomic_bool slow_choices;
+static atomic_uint n_chosen_elsewhere; // not by the engine's thread
+
+void __wrap_decide_tokens(const struct forward *f, struct dist *d, struct seq *s)
+{
+    if (atomic_load(&slow_choices)) {
+        poll(NULL, 0, SLOW_MS);
+        atomic_fetch_add(&n_chosen_elsewhere, !pthread_equal(pthread_self(), watched));
+    }
+    __real_decide_tokens(f, d, s);
+}
+
 void __wrap_round_run(struct engine *e)
 {
     longest_us = slept_us > longest_us ? slept_us : longest_us;
@@ -209,7 +228,8 @@ static struct verifier_options options = {.model = SOURCE_DIR "/models/tales-1m-
                                           .kv_disk = ""};
 
 /* Many different tokens, text that is held back often, and all that a token can carry. */
-static struct request *request_of(struct engine *e, const char *rule)
+static struct request *request_for(struct engine *e, const char *rule, uint32_t n_choices,
+                                   uint32_t n_tokens)
 {
     ProtobufCBinaryData stops[] = {{6, (uint8_t *)" a b c"}, {4, (uint8_t *)". \n\n"}};
     Tandem__V1__Sampling sampling = TANDEM__V1__SAMPLING__INIT;
@@ -222,24 +242,30 @@ static struct request *request_of(struct engine *e, const char *rule)
     msg.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
     msg.text = (ProtobufCBinaryData){4, (uint8_t *)"Once"};
     msg.has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
-    msg.max_tokens = N_TOKENS;
-    msg.min_tokens = N_TOKENS / 2;
+    msg.max_tokens = n_tokens;
+    msg.min_tokens = n_tokens / 2;
     msg.ignore_eos = msg.logprobs = msg.render_special = true;
     msg.top_logprobs = DIST_MAX_TOP;
     msg.stop = stops;
     msg.n_stop = ARRAY_LEN(stops);
-    msg.n = N_CHOICES;
+    msg.n = n_choices;
     Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
     if (rule) {
         speculative.rule = (ProtobufCBinaryData){strlen(rule), (uint8_t *)(uintptr_t)rule};
         msg.speculative = &speculative;
     }
     const struct loaded_model *m = engine_loaded_model(e);
-    struct request_limits limits = {m->tok, m->name, m->run.context, 4, m->fingerprint, true};
+    struct request_limits limits = {m->tok,    m->name,        m->run.context,
+                                    n_choices, m->fingerprint, true};
     struct request *r;
     assert_int_equal(request_read(&msg, &limits, &r), 0);
     assert_int_equal(request_open(r, m->tok), 0);
     return r;
+}
+
+static struct request *request_of(struct engine *e, const char *rule)
+{
+    return request_for(e, rule, N_CHOICES, N_TOKENS);
 }
 
 /* Runs a request, and counts from the first tokens on. */
@@ -268,6 +294,50 @@ static void decode_without_allocating(struct engine *e)
     atomic_store(&watching, false);
     request_drop(r); // the engine's hold
     request_drop(r);
+}
+
+static void run_to_the_end(struct engine *e, struct request *r)
+{
+    assert_int_equal(engine_submit(e, r), 0);
+    for (bool last = false; !last;) {
+        struct event_batch *b = events_next(engine_events(e), -1);
+        for (uint32_t i = 0; b && i < b->n; i++)
+            last |= b->v[i].last;
+        if (b)
+            events_return(engine_events(e), b);
+    }
+    request_drop(r); // the engine's hold
+    request_drop(r);
+}
+
+/* Else rows of prompts and drafts would make passes longer than max_pass_ms. */
+static void the_time_of_a_pass_includes_the_choice_of_tokens(void **state)
+{
+    (void)state;
+    AUTO(engine_free) struct engine *e = engine_client_start(&options, &stats);
+    watched = e->thread;
+    atomic_store(&slow_choices, true);
+    run_to_the_end(e, request_for(e, NULL, 1, 3));
+    atomic_store(&slow_choices, false);
+    engine_stop(e);
+    assert_true(e->sched.row_us[0] >= SLOW_MS * 1000.0); // passes of one row
+}
+
+/* With so many choices that it pays. */
+static void the_threads_of_a_pass_choose_its_tokens(void **state)
+{
+    (void)state;
+    struct verifier_options two = options;
+    two.max_sequences = 16;
+    two.threads = 2;
+    AUTO(engine_free) struct engine *e = engine_client_start(&two, &stats);
+    watched = e->thread;
+    atomic_store(&n_chosen_elsewhere, 0);
+    atomic_store(&slow_choices, true);
+    run_to_the_end(e, request_for(e, NULL, 16, 3));
+    atomic_store(&slow_choices, false);
+    engine_stop(e);
+    assert_true(atomic_load(&n_chosen_elsewhere) > 0);
 }
 
 static void a_decoding_round_allocates_nothing(void **state)
@@ -641,6 +711,8 @@ static int init(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_time_of_a_pass_includes_the_choice_of_tokens),
+        cmocka_unit_test(the_threads_of_a_pass_choose_its_tokens),
         cmocka_unit_test(a_decoding_round_allocates_nothing),
         cmocka_unit_test(rounds_that_request_drafts_allocate_nothing),
         cmocka_unit_test(no_round_begins_later_than_its_deadline),
