@@ -63,8 +63,9 @@ enum checkpoint_type {
     CHECKPOINT_Q6_K,
     CHECKPOINT_IQ4_NL,
     CHECKPOINT_IQ4_XS,
+    CHECKPOINT_MXFP4,
 };
-#define CHECKPOINT_TYPES (CHECKPOINT_IQ4_XS + 1)
+#define CHECKPOINT_TYPES (CHECKPOINT_MXFP4 + 1)
 
 struct checkpoint_tensor {
     struct span name; // in the file

@@ -26,6 +26,7 @@ enum gguf_type {
     GGUF_IQ4_NL = 20,
     GGUF_IQ4_XS = 23,
     GGUF_BF16 = 30,
+    GGUF_MXFP4 = 39,
 };
 
 /* Kinds of metadata values. */

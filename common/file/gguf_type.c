@@ -26,7 +26,7 @@ static const struct type_info types[] = {
     [26] = {"I32", 1, 4, CHECKPOINT_OTHER},        [27] = {"I64", 1, 8, CHECKPOINT_OTHER},
     [28] = {"F64", 1, 8, CHECKPOINT_OTHER},        [29] = {"IQ1_M", 256, 56, CHECKPOINT_OTHER},
     [30] = {"BF16", 1, 2, CHECKPOINT_BF16},        [34] = {"TQ1_0", 256, 54, CHECKPOINT_OTHER},
-    [35] = {"TQ2_0", 256, 66, CHECKPOINT_OTHER},   [39] = {"MXFP4", 32, 17, CHECKPOINT_OTHER},
+    [35] = {"TQ2_0", 256, 66, CHECKPOINT_OTHER},   [39] = {"MXFP4", 32, 17, CHECKPOINT_MXFP4},
 };
 
 static const struct type_info *info_of(enum gguf_type type)

@@ -52,6 +52,7 @@ enum kernel_type {
     KERNEL_Q6_K,
     KERNEL_IQ4_NL,
     KERNEL_IQ4_XS,
+    KERNEL_MXFP4,
 };
 
 #define KERNEL_TILE 16   // output columns that a packed layout interleaves

@@ -263,7 +263,7 @@ static uint32_t min_rows(const struct kernel_layout *l)
 {
     if (l->form == KERNEL_FORM_INT8)
         return l->lo_bits == 8 ? AMX_MIN_ROWS8 : AMX_MIN_ROWS;
-    return l->has_book ? AMX_MIN_ROWS_BOOK : l->has_halves ? AMX_MIN_ROWS_HALF : AMX_MIN_ROWS;
+    return l->book ? AMX_MIN_ROWS_BOOK : l->has_halves ? AMX_MIN_ROWS_HALF : AMX_MIN_ROWS;
 }
 
 enum kernel_form kernel_amx_form(enum kernel_type type, uint32_t m)

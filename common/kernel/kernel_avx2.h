@@ -364,6 +364,12 @@ INLINE cf c_halfs(const uint8_t *p)
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 }
 
+INLINE cf c_bf16s(const uint8_t *p)
+{
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+
 INLINE cf c_mul(cf a, cf b)
 {
     return _mm256_mul_ps(a, b);

@@ -352,6 +352,12 @@ INLINE cf c_halfs(const uint8_t *p)
     return v_half_load((const uint16_t *)p);
 }
 
+INLINE cf c_bf16s(const uint8_t *p)
+{
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
 INLINE cf c_mul(cf a, cf b)
 {
     return _mm512_mul_ps(a, b);

@@ -3,7 +3,7 @@
  * A packed quantised matrix is a row of tiles of KERNEL_TILE output columns. A tile is a row of
  * groups. A group holds the scales of its blocks, then the blocks, each of 32 weights of K:
  *
- *   types of 32   group of 2: d (2, 16) f16 [, m (2, 16) f16]
+ *   types of 32   group of 2: d (2, 16) f16 [, m (2, 16) f16]; of MXFP4: bf16
  *   Q4_K, Q5_K    group of 8: d (16) f16, dmin (16) f16, scales (4, 16, 2) s8, mins likewise:
  *                 [i][column][j] is that of block 2 i + j
  *   Q6_K          group of 8: d (16) f16, 32 unused bytes, scales (8, 16, 2) s8:
@@ -16,8 +16,8 @@
  *                 2: (2, 16, 4) bytes, [g / 4]: bits 2 (g % 4) of each
  *
  * Packed weights are unsigned: w = d * sub * (q - offset) + m. For types with a codebook, q is an
- * index: w = d * sub * (kernel_codebook[q] - offset). The last group of a tile ends after its last
- * block. In a tile of floats, K is filled up with zeros to a multiple of 32 (F32: 16):
+ * index: w = d * sub * (kernel_codebooks[book][q] - offset). The last group of a tile ends after
+ * its last block. In a tile of floats, K is filled up with zeros to a multiple of 32 (F32: 16):
  *
  *   BF16          (K / 2, 16, 2)
  *   F16, F32      (16, K): the rows of the file */
@@ -33,7 +33,8 @@
  * - bits of a weight in the low plane and in the high plane;
  * - offset;
  * - blocks in a group;
- * - three flags: mins, scales for half blocks, a codebook. */
+ * - two flags: mins, scales for half blocks;
+ * - the codebook. */
 #define KERNEL_INT8_TYPES(X)                                                                       \
     X(Q8_0, 34, 8, 0, 128, 2, 0, 0, 0)                                                             \
     X(Q4_0, 18, 4, 0, 8, 2, 0, 0, 0)                                                               \
@@ -43,11 +44,15 @@
     X(Q4_K, 144, 4, 0, 0, 8, 1, 0, 0)                                                              \
     X(Q5_K, 176, 4, 1, 0, 8, 1, 0, 0)                                                              \
     X(Q6_K, 210, 4, 2, 32, 8, 0, 1, 0)                                                             \
-    X(IQ4_NL, 18, 4, 0, 128, 2, 0, 0, 1)                                                           \
-    X(IQ4_XS, 136, 4, 0, 128, 8, 0, 0, 1)
+    X(IQ4_NL, 18, 4, 0, 128, 2, 0, 0, KERNEL_BOOK_IQ4)                                             \
+    X(IQ4_XS, 136, 4, 0, 128, 8, 0, 0, KERNEL_BOOK_IQ4)                                            \
+    X(MXFP4, 17, 4, 0, 16, 2, 0, 0, KERNEL_BOOK_E2M1)
 #define KERNEL_HEAD_BYTES(group, min, halves)                                                      \
     ((group) == 8 ? 192 + 128 * ((min) || (halves)) : 64 + 64 * (min))
 #define KERNEL_BLOCK_BYTES(lo, hi) (64 * (lo) + 64 * (hi))
+
+/* E2M1: twice the floats of MXFP4. Its scales are powers of two, which bf16 holds exactly. */
+enum kernel_book { KERNEL_BOOK_NONE, KERNEL_BOOK_IQ4, KERNEL_BOOK_E2M1 };
 
 struct kernel_layout {
     const char *name;
@@ -55,12 +60,13 @@ struct kernel_layout {
     enum kernel_form form;
     uint8_t group; // blocks of 32 in a packed group; 0: not quantised
     uint8_t lo_bits, hi_bits, offset;
-    bool has_min, has_halves, has_book; // halves: one scale per 16 weights
-    uint16_t head, block;               // bytes of the scales of a group, and of each block
+    bool has_min, has_halves; // halves: one scale per 16 weights
+    enum kernel_book book;
+    uint16_t head, block; // bytes of the scales of a group, and of each block
 };
 
-/* The values of IQ4_NL and IQ4_XS, plus 128. */
-extern const uint8_t kernel_codebook[16];
+/* The values of a codebook plus the type's offset. */
+extern const uint8_t kernel_codebooks[][16];
 
 /* NULL: the type has no kernels. */
 const struct kernel_layout *kernel_layout(enum kernel_type type);

@@ -19,7 +19,7 @@
 /* Bits of an unpacked weight. */
 INLINE int int8_bits(const struct int8_type t)
 {
-    return t.book ? 8 : t.lo + t.hi;
+    return t.book == KERNEL_BOOK_NONE ? t.lo + t.hi : t.book == KERNEL_BOOK_IQ4 ? 8 : 5;
 }
 
 /* log2 of an offset. */

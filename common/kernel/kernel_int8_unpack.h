@@ -6,7 +6,8 @@
 /* The constants of a type. They are constant arguments, so the compiler folds them. */
 struct int8_type {
     int lo, hi, offset, group;
-    bool min, halves, book;
+    bool min, halves;
+    enum kernel_book book;
 };
 
 /* Bytes of a packed group, except a tile's last group, which may be shorter. */
@@ -30,7 +31,7 @@ INLINE void int8_unpack(const struct int8_type t, const uint8_t *p, cb w[8])
         w[g + 4] = c_and(c_right(both, 4), 0x0f);
     }
     if (t.book) {
-        const cb book = c_16_bytes(kernel_codebook);
+        const cb book = c_16_bytes(kernel_codebooks[t.book]);
         EACH (g, 8)
             w[g] = c_lookup(book, w[g]);
     }
@@ -50,7 +51,7 @@ INLINE void int8_scales(const struct int8_type t, const uint8_t *group, int i, i
                         cf *m)
 {
     const uint8_t *p = group + 2 * lane + 32 * i;
-    *d = c_halfs(p);
+    *d = t.book == KERNEL_BOOK_E2M1 ? c_bf16s(p) : c_halfs(p);
     if (t.min)
         *m = c_halfs(p + 64);
 }

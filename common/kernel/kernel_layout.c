@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
-#define LAYOUT(type, bytes, lo, hi, off, in_group, min, halves, book)                              \
+#define LAYOUT(type, bytes, lo, hi, off, in_group, min, halves, in_book)                           \
     [KERNEL_##type] = {.name = #type,                                                              \
                        .n_weights = (in_group) == 8 ? 256 : 32,                                    \
                        .n_bytes = (bytes),                                                         \
@@ -17,7 +17,7 @@
                        .offset = (off),                                                            \
                        .has_min = (min),                                                           \
                        .has_halves = (halves),                                                     \
-                       .has_book = (book),                                                         \
+                       .book = (in_book),                                                          \
                        .head = KERNEL_HEAD_BYTES(in_group, min, halves),                           \
                        .block = KERNEL_BLOCK_BYTES(lo, hi)},
 
@@ -27,9 +27,10 @@ static const struct kernel_layout layouts[] = {
     [KERNEL_BF16] = {.name = "BF16", .n_weights = 1, .n_bytes = 2, .form = KERNEL_FORM_BF16},
     KERNEL_INT8_TYPES(LAYOUT)};
 
-/* kvalues_iq4nl of ggml-common.h plus 128. */
-const uint8_t kernel_codebook[16] = {1,   24,  45,  63,  79,  93,  106, 118,
-                                     129, 141, 153, 166, 181, 197, 217, 241};
+/* kvalues_iq4nl and kvalues_mxfp4 of ggml-common.h. */
+const uint8_t kernel_codebooks[][16] = {
+    [KERNEL_BOOK_IQ4] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
+    [KERNEL_BOOK_E2M1] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4}};
 
 const struct kernel_layout *kernel_layout(enum kernel_type type)
 {
@@ -117,7 +118,7 @@ size_t kernel_packed_bytes(enum kernel_type type, uint32_t n_out, uint32_t n_in)
  * last term is - m * sub_m. For types with a codebook, q is an index into it. */
 struct block {
     uint8_t q[KERNEL_BLOCK];
-    uint16_t d, m; // f16
+    uint16_t d, m; // f16; of MXFP4: bf16
     int8_t sub[2];
     uint8_t sub_m;
 };
@@ -152,6 +153,15 @@ static void read_q4_q5(const struct kernel_layout *l, const uint8_t *p, struct b
         unsigned low = k < 16 ? p[k] & 15u : p[k - 16] >> 4;
         b->q[k] = (uint8_t)(low | (high >> k & 1) << 4);
     }
+}
+
+/* An exponent, and nibbles as in Q4_0. The values of the codebook are twice the weights, so the
+ * scale is 2^(exponent - 128). Exponent 255 is no NaN: ggml_e8m0_to_fp32_half() in ggml-impl.h. */
+static void read_mxfp4(const uint8_t *p, struct block *b)
+{
+    b->d = (uint16_t)(p[0] < 2 ? 0x20 << p[0] : (p[0] - 1) << 7); // bf16
+    for (unsigned k = 0; k < KERNEL_BLOCK; k++)
+        b->q[k] = k < 16 ? p[1 + k] & 15 : p[1 + k - 16] >> 4;
 }
 
 /* Eight 6-bit scales and eight 6-bit mins in 12 bytes. The first four of each are whole, in the low
@@ -222,20 +232,27 @@ static void read_block(const struct kernel_layout *l, const uint8_t *row, uint32
     *b = (struct block){.sub = {1, 1}, .sub_m = 1};
     if (l->has_halves)
         read_q6k(p, i % per, b);
-    else if (per == 8 && l->has_book)
+    else if (per == 8 && l->book)
         read_iq4xs(p, i % per, b);
     else if (per == 8)
         read_q4k_q5k(l, p, i % per, b);
+    else if (l->book == KERNEL_BOOK_E2M1)
+        read_mxfp4(p, b);
     else if (l->lo_bits == 8)
         read_q8(p, b);
     else
         read_q4_q5(l, p, b);
 }
 
+static float scale_of(const struct kernel_layout *l, uint16_t d)
+{
+    return l->book == KERNEL_BOOK_E2M1 ? kernel_float((uint32_t)d << 16) : kernel_f16_to(d);
+}
+
 /* The scales of a block as floats. */
 static void block_scales(const struct kernel_layout *l, const struct block *b, float *d, float *m)
 {
-    *d = kernel_f16_to(b->d);
+    *d = scale_of(l, b->d);
     *m = l->has_min ? kernel_f16_to(b->m) : 0;
     if (l->group == 8 && !l->has_halves) {
         *d *= b->sub[0]; // exact: 11 bits times 6
@@ -246,7 +263,7 @@ static void block_scales(const struct kernel_layout *l, const struct block *b, f
 /* One weight as a float, with the order of operations of ggml. */
 static float weight(const struct kernel_layout *l, float d, float m, int sub, unsigned q)
 {
-    int steps = (l->has_book ? kernel_codebook[q] : (int)q) - l->offset;
+    int steps = (l->book ? kernel_codebooks[l->book][q] : (int)q) - l->offset;
     float w = (l->has_halves ? d * (float)sub : d) * (float)steps;
     return l->has_min ? w + m : w;
 }
@@ -370,8 +387,8 @@ static void unpack_q(const struct kernel_layout *l, const struct place *p,
         to[i] = p->lo[i] & 15;
         to[256 + i] = p->lo[i] >> 4;
     }
-    for (unsigned i = 0; i < 512 && l->has_book; i++)
-        to[i] = kernel_codebook[to[i]];
+    for (unsigned i = 0; i < 512 && l->book; i++)
+        to[i] = kernel_codebooks[l->book][to[i]];
     for (unsigned g = 0; g < 8 && l->hi_bits == 1; g++)
         for (unsigned i = 0; i < 64; i++)
             to[g * 64 + i] |= (uint8_t)((p->hi[i] >> g & 1) << 4);
@@ -386,7 +403,7 @@ void kernel_unpack(const struct kernel_layout *l, const uint8_t *tile, uint32_t 
     struct place p = place_of(l, tile, b);
     for (unsigned c = 0; c < KERNEL_TILE; c++) {
         const struct block s = stored_scales(l, &p, c);
-        u->d[c] = kernel_f16_to(s.d);
+        u->d[c] = scale_of(l, s.d);
         u->m[c] = l->has_min ? kernel_f16_to(s.m) : 0;
         u->sub[0][c] = s.sub[0];
         u->sub[1][c] = s.sub[1];

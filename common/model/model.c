@@ -69,6 +69,7 @@ static const struct weight_type {
     [CHECKPOINT_Q6_K] = {true, KERNEL_Q6_K, 14},
     [CHECKPOINT_IQ4_NL] = {true, KERNEL_IQ4_NL, 20},
     [CHECKPOINT_IQ4_XS] = {true, KERNEL_IQ4_XS, 23},
+    [CHECKPOINT_MXFP4] = {true, KERNEL_MXFP4, 39},
 };
 
 int model_weight_type(const struct checkpoint_tensor *t, enum kernel_type *ret)

@@ -18,7 +18,7 @@ LIBRARIES = os.path.join(PREFIX, "node_modules", PACKAGE, "bins", "linux-x64")
 TYPES = {  # number in files, weights in a block, bytes of a block
     "F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22),
     "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176),
-    "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "IQ4_XS": (23, 256, 136), "BF16": (30, 1, 2),
+    "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "IQ4_XS": (23, 256, 136), "BF16": (30, 1, 2), "MXFP4": (39, 32, 17),
 }
 # int32 fields of llama_context_params in this version, and their offsets
 CONTEXT = {"n_ctx": 0, "n_batch": 4, "n_ubatch": 8, "n_seq_max": 12, "n_outputs": 20, "n_outputs_per_seq": 24,

@@ -73,6 +73,16 @@ EMULATED simde__m512 emulated_shuffle_f32x4(simde__m512 a, simde__m512 b, int la
     return r.f;
 }
 
+EMULATED simde__m512i emulated_cvtepu16_epi32(simde__m256i a)
+{
+    uint16_t v[16];
+    emulated_512 r;
+    simde_mm256_storeu_si256(v, a);
+    for (int i = 0; i < 16; i++)
+        r.u32[i] = v[i];
+    return r.i;
+}
+
 EMULATED simde__m512 emulated_cvtepi32_ps(simde__m512i a)
 {
     const emulated_512 v = {.i = a};
@@ -195,6 +205,7 @@ EMULATED simde__m512 emulated_scalef_ps(simde__m512 a, simde__m512 b)
 #define _mm256_maskz_loadu_epi16(mask, p) emulated_maskz_loadu_epi16(mask, p)
 #define _mm512_extractf32x8_ps(a, half) emulated_extractf32x8_ps(a, half)
 #define _mm512_shuffle_f32x4(a, b, lanes) emulated_shuffle_f32x4(a, b, lanes)
+#define _mm512_cvtepu16_epi32(a) emulated_cvtepu16_epi32(a)
 #define _mm512_cvtepi32_ps(a) emulated_cvtepi32_ps(a)
 #define _mm512_cvtps_epi32(a) emulated_cvtps_epi32(a)
 #define _mm512_cvtps_pd(a) emulated_cvtps_pd(a)

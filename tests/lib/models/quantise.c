@@ -131,16 +131,32 @@ static void put_q6k(const float *x, uint8_t *to)
     }
 }
 
+/* The nearest value of the codebook. */
+static unsigned nearest(const struct kernel_layout *l, float x)
+{
+    const uint8_t *book = kernel_codebooks[l->book];
+    unsigned best = 0;
+    for (unsigned q = 1; q < 16; q++)
+        if (fabsf(x - (float)(book[q] - l->offset)) < fabsf(x - (float)(book[best] - l->offset)))
+            best = q;
+    return best;
+}
+
 /* Indices into the codebook, two per byte as in Q4_0. by: one over the scale. */
-static void put_indices(const float *x, float by, uint8_t *to)
+static void put_indices(const struct kernel_layout *l, const float *x, float by, uint8_t *to)
 {
     memset(to, 0, 16);
-    for (unsigned k = 0; k < KERNEL_BLOCK; k++) {
-        unsigned q = 0;
-        while (q < 15 && x[k] * by + 128 > (kernel_codebook[q] + kernel_codebook[q + 1]) / 2.0f)
-            q++;
-        to[k % 16] |= (uint8_t)(q << (k < 16 ? 0 : 4));
-    }
+    for (unsigned k = 0; k < KERNEL_BLOCK; k++)
+        to[k % 16] |= (uint8_t)(nearest(l, x[k] * by) << (k < 16 ? 0 : 4));
+}
+
+/* The scale by which the largest number is 4 to 8 (OCP Microscaling Formats 1.0, section 6.3). */
+static void put_mxfp4(const struct kernel_layout *l, const float *x, uint8_t *to)
+{
+    int exponent;
+    frexpf(furthest(x, KERNEL_BLOCK), &exponent); // 2^(exponent - 1) or more
+    to[0] = (uint8_t)(exponent - 3 + 127);
+    put_indices(l, x, ldexpf(1, 128 - to[0]), to + 1);
 }
 
 /* The number of largest magnitude in the codebook is its first, -127. */
@@ -149,15 +165,15 @@ static float book_scale(const float *x)
     return furthest(x, KERNEL_BLOCK) / -127;
 }
 
-static void put_iq4nl(const float *x, uint8_t *to)
+static void put_iq4nl(const struct kernel_layout *l, const float *x, uint8_t *to)
 {
     float d = book_scale(x);
     put_half(d, to);
-    put_indices(x, inverse(d), to + 2);
+    put_indices(l, x, inverse(d), to + 2);
 }
 
 /* IQ4_XS: d, the upper bits of eight scales, their lower ones, nibbles; see kernel_layout.c. */
-static void put_iq4xs(const float *x, uint8_t *to)
+static void put_iq4xs(const struct kernel_layout *l, const float *x, uint8_t *to)
 {
     float step[8];
     for (unsigned i = 0; i < 8; i++)
@@ -171,7 +187,7 @@ static void put_iq4xs(const float *x, uint8_t *to)
         unsigned bits = (unsigned)(scale + 32);
         upper |= (uint16_t)(bits >> 4 << 2 * i);
         to[4 + i / 2] |= (uint8_t)((bits & 15) << 4 * (i % 2));
-        put_indices(x + i * KERNEL_BLOCK, inverse(d * (float)scale), to + 8 + 16 * i);
+        put_indices(l, x + i * KERNEL_BLOCK, inverse(d * (float)scale), to + 8 + 16 * i);
     }
     memcpy(to + 2, &upper, sizeof(upper));
 }
@@ -183,10 +199,12 @@ static void put_block(enum kernel_type type, const struct kernel_layout *l, cons
         kernel_quantise(type, x, l->n_weights, to);
     else if (type == KERNEL_Q6_K)
         put_q6k(x, to);
-    else if (l->has_book && l->n_weights == 256)
-        put_iq4xs(x, to);
-    else if (l->has_book)
-        put_iq4nl(x, to);
+    else if (type == KERNEL_IQ4_XS)
+        put_iq4xs(l, x, to);
+    else if (type == KERNEL_IQ4_NL)
+        put_iq4nl(l, x, to);
+    else if (type == KERNEL_MXFP4)
+        put_mxfp4(l, x, to);
     else if (l->n_weights == 256)
         put_q4k_q5k(l, x, to);
     else
@@ -218,11 +236,11 @@ size_t quantise_row(enum kernel_type type, const float *x, uint32_t n, uint8_t *
 }
 
 static const enum gguf_type gguf_types[] = {
-    [KERNEL_F32] = GGUF_F32,       [KERNEL_F16] = GGUF_F16,   [KERNEL_BF16] = GGUF_BF16,
-    [KERNEL_Q4_0] = GGUF_Q4_0,     [KERNEL_Q4_1] = GGUF_Q4_1, [KERNEL_Q5_0] = GGUF_Q5_0,
-    [KERNEL_Q5_1] = GGUF_Q5_1,     [KERNEL_Q8_0] = GGUF_Q8_0, [KERNEL_Q4_K] = GGUF_Q4_K,
-    [KERNEL_Q5_K] = GGUF_Q5_K,     [KERNEL_Q6_K] = GGUF_Q6_K, [KERNEL_IQ4_NL] = GGUF_IQ4_NL,
-    [KERNEL_IQ4_XS] = GGUF_IQ4_XS,
+    [KERNEL_F32] = GGUF_F32,       [KERNEL_F16] = GGUF_F16,     [KERNEL_BF16] = GGUF_BF16,
+    [KERNEL_Q4_0] = GGUF_Q4_0,     [KERNEL_Q4_1] = GGUF_Q4_1,   [KERNEL_Q5_0] = GGUF_Q5_0,
+    [KERNEL_Q5_1] = GGUF_Q5_1,     [KERNEL_Q8_0] = GGUF_Q8_0,   [KERNEL_Q4_K] = GGUF_Q4_K,
+    [KERNEL_Q5_K] = GGUF_Q5_K,     [KERNEL_Q6_K] = GGUF_Q6_K,   [KERNEL_IQ4_NL] = GGUF_IQ4_NL,
+    [KERNEL_IQ4_XS] = GGUF_IQ4_XS, [KERNEL_MXFP4] = GGUF_MXFP4,
 };
 
 enum gguf_type quantise_to_gguf(enum kernel_type type)

@@ -7,11 +7,11 @@
 #include <string.h>
 
 const struct weights_type weights_types[WEIGHTS_TYPES] = {
-    {KERNEL_F32, "F32"},       {KERNEL_F16, "F16"},   {KERNEL_BF16, "BF16"},
-    {KERNEL_Q8_0, "Q8_0"},     {KERNEL_Q4_0, "Q4_0"}, {KERNEL_Q4_1, "Q4_1"},
-    {KERNEL_Q5_0, "Q5_0"},     {KERNEL_Q5_1, "Q5_1"}, {KERNEL_Q4_K, "Q4_K"},
-    {KERNEL_Q5_K, "Q5_K"},     {KERNEL_Q6_K, "Q6_K"}, {KERNEL_IQ4_NL, "IQ4_NL"},
-    {KERNEL_IQ4_XS, "IQ4_XS"},
+    {KERNEL_F32, "F32"},       {KERNEL_F16, "F16"},     {KERNEL_BF16, "BF16"},
+    {KERNEL_Q8_0, "Q8_0"},     {KERNEL_Q4_0, "Q4_0"},   {KERNEL_Q4_1, "Q4_1"},
+    {KERNEL_Q5_0, "Q5_0"},     {KERNEL_Q5_1, "Q5_1"},   {KERNEL_Q4_K, "Q4_K"},
+    {KERNEL_Q5_K, "Q5_K"},     {KERNEL_Q6_K, "Q6_K"},   {KERNEL_IQ4_NL, "IQ4_NL"},
+    {KERNEL_IQ4_XS, "IQ4_XS"}, {KERNEL_MXFP4, "MXFP4"},
 };
 
 static uint64_t next(uint64_t *state)
@@ -43,6 +43,14 @@ static void put_scale(uint8_t *p, uint64_t *state, bool extreme)
     if (extreme && next(state) % 2)
         h = odd[next(state) % 8];
     memcpy(p, &h, 2);
+}
+
+static void put_exponent(uint8_t *p, uint64_t *state, bool extreme)
+{
+    static const uint8_t odd[] = {0, 1, 2, 3, 64, 127, 140, 190};
+    *p = (uint8_t)(118 + next(state) % 4);
+    if (extreme && next(state) % 2)
+        *p = odd[next(state) % 8];
 }
 
 /* Offsets of the f16 scales in a block of the file; -1: none. */
@@ -90,7 +98,9 @@ void *weights_random(enum kernel_type type, uint32_t n_out, uint32_t n_in, uint6
         if (extreme && next(&state) % 3 == 0)
             memset(p, (int)(next(&state) % 2 ? 0x80 : next(&state) & 255), bytes);
         for (int i = 0; i < 2; i++)
-            if (at[i] >= 0)
+            if (at[i] >= 0 && type == KERNEL_MXFP4)
+                put_exponent(p, &state, extreme);
+            else if (at[i] >= 0)
                 put_scale(p + at[i], &state, extreme);
     }
     return rows;
@@ -120,6 +130,10 @@ static void multiply(enum kernel_type type, uint8_t *block, float by)
         memcpy((char *)&x + 4 - n, block, n);
         x *= by;
         memcpy(block, (char *)&x + 4 - n, n);
+        return;
+    }
+    if (type == KERNEL_MXFP4) { // a power of two
+        block[0] = (uint8_t)(block[0] + lrintf(log2f(by)));
         return;
     }
     scale_places(type, at); // an F16 weight is handled like the first scale of a block

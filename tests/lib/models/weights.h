@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define WEIGHTS_TYPES 13
+#define WEIGHTS_TYPES 14
 extern const struct weights_type {
     enum kernel_type type;
     const char *name;

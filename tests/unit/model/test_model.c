@@ -254,6 +254,7 @@ static void the_digest_of_a_file_never_changes(void **state)
         {"qwen3", KERNEL_Q4_K, 0x232405f0f1d4f58b},   {"llama", KERNEL_Q5_K, 0x7dcbb1b71aac947d},
         {"qwen2", KERNEL_Q6_K, 0x524a305ebf40f880},   {"qwen3", KERNEL_IQ4_NL, 0xc8c1860734aa4504},
         {"llama", KERNEL_IQ4_XS, 0x2496ba68d99d68de}, {"qwen2moe", KERNEL_Q8_0, 0x8958fffd1b2be800},
+        {"qwen2", KERNEL_MXFP4, 0xc6a7aa5f44cf4644},
     };
     for (size_t i = 0; i < ARRAY_LEN(files); i++) {
         struct tiny t = {files[i].arch, files[i].type, KERNEL_F16, .n_layers = 1, .seed = 7};

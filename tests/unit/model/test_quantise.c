@@ -12,10 +12,11 @@
 static const struct {
     enum kernel_type type;
     double limit; // of the distance; a third more than what was measured
-} types[] = {{KERNEL_F32, 0},     {KERNEL_F16, 2.8e-4}, {KERNEL_BF16, 2.3e-3}, {KERNEL_Q8_0, 7e-3},
-             {KERNEL_Q4_0, 0.11}, {KERNEL_Q4_1, 0.1},   {KERNEL_Q5_0, 0.055},  {KERNEL_Q5_1, 0.048},
-             {KERNEL_Q4_K, 0.1},  {KERNEL_Q5_K, 0.05},  {KERNEL_Q6_K, 0.024},  {KERNEL_IQ4_NL, 0.1},
-             {KERNEL_IQ4_XS, 0.1}};
+} types[] = {{KERNEL_F32, 0},      {KERNEL_F16, 2.8e-4}, {KERNEL_BF16, 2.3e-3},
+             {KERNEL_Q8_0, 7e-3},  {KERNEL_Q4_0, 0.11},  {KERNEL_Q4_1, 0.1},
+             {KERNEL_Q5_0, 0.055}, {KERNEL_Q5_1, 0.048}, {KERNEL_Q4_K, 0.1},
+             {KERNEL_Q5_K, 0.05},  {KERNEL_Q6_K, 0.024}, {KERNEL_IQ4_NL, 0.1},
+             {KERNEL_IQ4_XS, 0.1}, {KERNEL_MXFP4, 0.16}};
 
 /* What a quantised row means. */
 static const float *there_and_back(enum kernel_type type, const float *x)
