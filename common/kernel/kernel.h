@@ -113,7 +113,10 @@ struct kernel_attn {
     size_t row_stride;
     const struct kernel_sight *sights; // (n_rows)
     uint32_t n_rows, n_heads, head_dim;
-    float scale; // factor of the scores q.k
+    uint32_t window; // a row sees only the last `window` of its positions; 0: all
+    float scale;     // factor of the scores q.k
+    /* (n_heads): one more score of each head, of a position whose V is 0; NULL: none. */
+    const float *sinks;
     const uint32_t *blocks;
     enum kernel_kv type;
     const char *kv; // blocks of this head, as kv_put() writes them
@@ -143,6 +146,9 @@ struct kernel {
     void (*rmsnorm)(const float *x, const float *w, uint32_t n, float eps, float *y);
     /* y = silu(gate) * up, silu(x) = x / (1 + exp(-x)); y may be gate. */
     void (*swiglu)(const float *gate, const float *up, uint32_t n, float *y);
+    /* That of gpt-oss: with g = min(gate, 7) and u = up, moved into [-7, 7],
+     * y = g / (1 + exp(-1.702 g)) * (u + 1). y may be gate. */
+    void (*swiglu_clamped)(const float *gate, const float *up, uint32_t n, float *y);
     /* y += x. */
     void (*add)(float *y, const float *x, uint32_t n);
     /* y = fmaf(factor, x, y). */

@@ -29,6 +29,11 @@ struct queries {
     float max[KERNEL_ATTN_QUERIES], sum[KERNEL_ATTN_QUERIES]; // of the pieces so far
 };
 
+/* Positions [from, to); in a piece, they count from its first one. */
+struct range {
+    uint32_t from, to;
+};
+
 /* The block with the 16 positions from p on. V begins v_behind() bytes after K. */
 INLINE const char *block_at(const struct kernel_attn *a, uint32_t p)
 {
@@ -38,6 +43,21 @@ INLINE const char *block_at(const struct kernel_attn *a, uint32_t p)
 INLINE size_t v_behind(const struct kernel_attn *a)
 {
     return kernel_kv_row(a->type, a->head_dim) * KERNEL_KV_BLOCK;
+}
+
+/* What a row reads: the positions that it sees, and those before them in the same block. */
+INLINE struct range read_by(const struct kernel_attn *a, const struct kernel_sight *s)
+{
+    const uint32_t n = s->n_base + s->n_tail;
+    return (struct range){a->window && n > a->window ? (n - a->window) / 16 * 16 : 0, n};
+}
+
+/* The part of a range in the piece that begins at `piece`. {0, 0}: none. */
+INLINE struct range in_piece(struct range all, uint32_t piece)
+{
+    const uint32_t from = all.from > piece ? all.from - piece : 0;
+    const uint32_t to = all.to > piece ? MIN(all.to - piece, KERNEL_PIECE) : 0;
+    return from < to ? (struct range){from, to} : (struct range){0, 0};
 }
 
 INLINE void fetch(const char *from, size_t bytes)
@@ -273,34 +293,35 @@ INLINE void shared_tiles(const struct kernel_attn *a, const struct queries *s, u
         scores_turned(a, s->tile, s->q + h, s->weights + h * KERNEL_PIECE + p, 1, n_tiles);
 }
 
-/* Scores of all queries at n positions from `from` on; whole blocks. */
-static void shared_scores(const struct kernel_attn *a, const struct queries *s, uint32_t from,
-                          uint32_t n)
+/* Scores of all queries at these positions of a piece; whole blocks. */
+static void shared_scores(const struct kernel_attn *a, const struct queries *s, uint32_t piece,
+                          struct range see)
 {
-    uint32_t p = 0;
-    for (; p + 16 * V_TILES <= n; p += 16 * V_TILES) {
-        for (uint32_t next = p + 16 * V_TILES; next < MIN(n, p + 32 * V_TILES); next += 16)
-            fetch(block_at(a, from + next), v_behind(a));
-        shared_tiles(a, s, from, p, V_TILES);
+    uint32_t p = see.from;
+    for (; p + 16 * V_TILES <= see.to; p += 16 * V_TILES) {
+        for (uint32_t next = p + 16 * V_TILES; next < MIN(see.to, p + 32 * V_TILES); next += 16)
+            fetch(block_at(a, piece + next), v_behind(a));
+        shared_tiles(a, s, piece, p, V_TILES);
     }
-    for (; p < n; p += 16)
-        shared_tiles(a, s, from, p, 1);
+    for (; p < see.to; p += 16)
+        shared_tiles(a, s, piece, p, 1);
 }
 
-static void shared_values(const struct kernel_attn *a, const struct queries *s, uint32_t from,
-                          uint32_t n, float *const *to)
+/* more: adds to the values in `to`. */
+static void shared_values(const struct kernel_attn *a, const struct queries *s, uint32_t piece,
+                          struct range see, float *const *to, bool more)
 {
     const uint32_t block = 16 * a->head_dim;
-    for (uint32_t p = 0; p < n; p += V_WIDE) {
-        uint32_t n_here = MIN(n - p, V_WIDE);
+    for (uint32_t p = see.from; p < see.to; p += V_WIDE) {
+        uint32_t n_here = MIN(see.to - p, V_WIDE);
         for (uint32_t i = 0; i < n_here; i += 16) {
-            const uint16_t *v = (const uint16_t *)(block_at(a, from + p + i) + v_behind(a));
+            const uint16_t *v = (const uint16_t *)(block_at(a, piece + p + i) + v_behind(a));
             float *wide = s->tile + i * a->head_dim;
             for (uint32_t d = 0; d < block; d += 64)
                 EACH (part, 4)
                     v_store(wide + d + 16 * part, v_half_load(v + d + 16 * part));
         }
-        values(a, 2, s->tile, NULL, s->weights + p, n_here, to, p > 0, s->n);
+        values(a, 2, s->tile, NULL, s->weights + p, n_here, to, more || p > see.from, s->n);
     }
 }
 
@@ -365,8 +386,19 @@ static void scale(float *to, float by, uint32_t n)
     }
 }
 
+/* Where each query's sums of a piece go: out if it is the first piece that the row reads. */
+static void aim(const struct kernel_attn *a, const struct queries *s, uint32_t piece, float **ret)
+{
+    for (uint32_t r = 0, q = 0; r < a->n_rows; r++) {
+        bool is_first = read_by(a, &a->sights[r]).from / KERNEL_PIECE == piece / KERNEL_PIECE;
+        for (uint32_t h = 0; h < a->n_heads; h++, q++)
+            ret[q] = is_first ? s->out[q] : s->piece[q];
+    }
+}
+
 /* Joins a piece with the earlier ones. A query that sees no position of the piece has the sum 0. */
-static void join(const struct kernel_attn *a, struct queries *s, const float *max, const float *sum)
+static void join(const struct kernel_attn *a, struct queries *s, float *const *to, const float *max,
+                 const float *sum)
 {
     float keep[KERNEL_ATTN_QUERIES], take[KERNEL_ATTN_QUERIES];
     for (uint32_t i = 0; i < s->n; i += 16) {
@@ -378,68 +410,129 @@ static void join(const struct kernel_attn *a, struct queries *s, const float *ma
         v_store(s->sum + i, v_add(v_mul(v_load(s->sum + i), k), v_mul(v_load(sum + i), t)));
     }
     for (uint32_t i = 0; i < s->n; i++)
-        if (sum[i] != 0)
+        if (to[i] == s->out[i]) {
+            s->max[i] = max[i];
+            s->sum[i] = sum[i];
+        } else if (sum[i] != 0) {
             scale_add(s->out[i], keep[i], s->piece[i], take[i], a->head_dim);
+        }
 }
 
-/* Number of positions from `from` on that a row sees, at most n_max. */
-static uint32_t seen(const struct kernel_sight *s, uint32_t from, uint32_t n_max)
+/* Divides by the sums of the weights. That of a sink is exp(sink - max). */
+static void divide(const struct kernel_attn *a, const struct queries *s)
 {
-    uint32_t n = s->n_base + s->n_tail;
-    return n > from ? MIN(n - from, n_max) : 0;
+    float by[KERNEL_ATTN_QUERIES], sinks[KERNEL_ATTN_QUERIES] = {0};
+    for (uint32_t i = 0; i < s->n && a->sinks; i++)
+        sinks[i] = a->sinks[i % a->n_heads];
+    for (uint32_t i = 0; i < s->n; i += 16) {
+        vf sum = v_load(s->sum + i), one = v_set(1);
+        if (a->sinks) {
+            vf max = v_load(s->max + i), sink = v_load(sinks + i), top = v_max(max, sink);
+            one = v_exp(v_sub(max, top));
+            sum = v_add(v_mul(sum, one), v_exp(v_sub(sink, top)));
+        }
+        v_store(by + i, v_div(one, sum));
+    }
+    for (uint32_t i = 0; i < s->n; i++)
+        scale(s->out[i], by[i], a->head_dim);
 }
 
-/* Offsets of the positions of this piece, from `skip` on, and of the next piece. Where a row sees
- * no position, the offset is any valid one: only a prefetch uses it. */
-static void look(const struct kernel_attn *a, const struct kernel_sight *s, uint32_t from,
-                 uint32_t skip, size_t *at)
+/* The scores of the positions that a row reads and does not see. */
+static void hide(const struct kernel_attn *a, const struct kernel_sight *s, uint32_t piece,
+                 struct range see, float *scores)
+{
+    const uint32_t n = s->n_base + s->n_tail;
+    if (!a->window || n <= a->window || n - a->window <= piece + see.from)
+        return;
+    const uint32_t n_hidden = n - a->window - piece - see.from; // below 16
+    for (uint32_t h = 0; h < a->n_heads; h++)
+        for (uint32_t i = 0; i < n_hidden; i++)
+            scores[h * KERNEL_PIECE + see.from + i] = -INFINITY;
+}
+
+/* Offsets of positions [i, n) from the piece's first one on. */
+static void look_at(const struct kernel_attn *a, const struct kernel_sight *s, uint32_t piece,
+                    uint32_t i, uint32_t n, size_t *at)
 {
     const size_t row = kernel_kv_row(a->type, a->head_dim);
-    uint32_t n = seen(s, from, 2 * KERNEL_PIECE), i = skip;
-    for (; i < n && from + i < s->n_base; i++)
-        at[i] = a->blocks[(from + i) / 16] * a->block + (from + i) % 16 * row;
+    for (; i < n && piece + i < s->n_base; i++)
+        at[i] = a->blocks[(piece + i) / 16] * a->block + (piece + i) % 16 * row;
     for (; i < n; i++) {
-        uint32_t slot = s->tail[from + i - s->n_base];
+        uint32_t slot = s->tail[piece + i - s->n_base];
         at[i] = slot / 16 * a->block + slot % 16 * row;
     }
-    for (n = MIN(n, KERNEL_PIECE) + KERNEL_PIECE; i < n; i++)
+}
+
+/* Offsets of the positions of this piece that the row reads itself, and of the next piece. Where a
+ * row sees no position, the offset is any valid one: only a prefetch uses it. */
+static void look(const struct kernel_attn *a, const struct kernel_sight *s, uint32_t piece,
+                 struct range see, struct range shared, size_t *at)
+{
+    const uint32_t n = MIN(s->n_base + s->n_tail - piece, 2 * KERNEL_PIECE);
+    look_at(a, s, piece, see.from, MIN(shared.from, n), at);
+    look_at(a, s, piece, MAX(see.from, shared.to), n, at);
+    for (uint32_t i = n; i < MIN(n, KERNEL_PIECE) + KERNEL_PIECE; i++)
         at[i] = 0;
 }
 
-static void attn_piece(const struct kernel_attn *a, struct queries *s, uint32_t from,
-                       uint32_t n_shared)
+/* The scores of a row at the positions before the shared ones and after them, then the weights at
+ * all positions. If nothing is shared, it adds up V, too. */
+static void row_piece(const struct kernel_attn *a, const struct queries *s, uint32_t r,
+                      uint32_t piece, struct range shared, float *const *to, float *max, float *sum)
 {
     size_t at[2 * KERNEL_PIECE];
-    float max[KERNEL_ATTN_QUERIES] = {0}, sum[KERNEL_ATTN_QUERIES] = {0};
-    float *const *to = from ? s->piece : s->out;
-    shared_scores(a, s, from, n_shared);
+    const struct range see = in_piece(read_by(a, &a->sights[r]), piece);
+    const uint32_t q = r * a->n_heads, behind = MAX(see.from, shared.to);
+    float *weights = s->weights + q * KERNEL_PIECE;
+    if (see.from < shared.from || behind < see.to)
+        look(a, &a->sights[r], piece, see, shared, at);
+    if (see.from < shared.from)
+        row_scores(a, s->q + q, at + see.from, shared.from - see.from, weights + see.from);
+    if (behind < see.to)
+        row_scores(a, s->q + q, at + behind, see.to - behind, weights + behind);
+    hide(a, &a->sights[r], piece, see, weights);
+    soften(a, weights + see.from, see.to - see.from, max + q, sum + q);
+    if (see.from < see.to && shared.to == 0)
+        row_values(a, at + see.from, weights + see.from, see.to - see.from, to + q, false);
+}
+
+/* Adds up V at the positions before the shared ones, or after them, of each row. */
+static void row_sums(const struct kernel_attn *a, const struct queries *s, uint32_t piece,
+                     struct range shared, bool before, float *const *to)
+{
+    size_t at[2 * KERNEL_PIECE];
     for (uint32_t r = 0, q = 0; r < a->n_rows; r++, q += a->n_heads) {
-        uint32_t n = seen(&a->sights[r], from, KERNEL_PIECE);
-        float *weights = s->weights + q * KERNEL_PIECE;
-        if (n > n_shared) {
-            look(a, &a->sights[r], from, n_shared, at);
-            row_scores(a, s->q + q, at + n_shared, n - n_shared, weights + n_shared);
-        }
-        soften(a, weights, n, max + q, sum + q);
-        if (n && !n_shared)
-            row_values(a, at, weights, n, to + q, false);
+        struct range see = in_piece(read_by(a, &a->sights[r]), piece);
+        const struct range part =
+            before ? (struct range){see.from, shared.from} : (struct range){shared.to, see.to};
+        for (uint32_t h = 0; h < a->n_heads && before; h++)
+            memset(to[q + h], 0, a->head_dim * sizeof(float));
+        if (part.from >= part.to)
+            continue;
+        look(a, &a->sights[r], piece, see, shared, at);
+        row_values(a, at + part.from, s->weights + q * KERNEL_PIECE + part.from,
+                   part.to - part.from, to + q, true);
     }
-    if (n_shared)
-        shared_values(a, s, from, n_shared, to);
-    for (uint32_t r = 0, q = 0; r < a->n_rows && n_shared; r++, q += a->n_heads) {
-        uint32_t n = seen(&a->sights[r], from, KERNEL_PIECE);
-        if (n > n_shared) {
-            look(a, &a->sights[r], from, n_shared, at);
-            row_values(a, at + n_shared, s->weights + q * KERNEL_PIECE + n_shared, n - n_shared,
-                       to + q, true);
-        }
+}
+
+/* all: positions that any row reads; shared: those of the piece that every row does. */
+static void attn_piece(const struct kernel_attn *a, struct queries *s, uint32_t piece,
+                       struct range all, struct range shared)
+{
+    const bool has_before = in_piece(all, piece).from < shared.from;
+    float max[KERNEL_ATTN_QUERIES] = {0}, sum[KERNEL_ATTN_QUERIES] = {0};
+    float *to[KERNEL_ATTN_QUERIES];
+    aim(a, s, piece, to);
+    shared_scores(a, s, piece, shared);
+    for (uint32_t r = 0; r < a->n_rows; r++)
+        row_piece(a, s, r, piece, shared, to, max, sum);
+    if (shared.to) {
+        if (has_before)
+            row_sums(a, s, piece, shared, true, to);
+        shared_values(a, s, piece, shared, to, has_before);
+        row_sums(a, s, piece, shared, false, to);
     }
-    if (from) {
-        join(a, s, max, sum);
-    } else {
-        memcpy(s->max, max, s->n * sizeof(*max));
-        memcpy(s->sum, sum, s->n * sizeof(*sum));
-    }
+    join(a, s, to, max, sum);
 }
 
 /* At most KERNEL_ATTN_QUERIES rows times heads. */
@@ -447,12 +540,14 @@ static void attn_queries(const struct kernel_attn *a)
 {
     struct queries s = {.weights = a->scratch};
     float *pieces = s.weights + KERNEL_ATTN_QUERIES * KERNEL_PIECE;
-    uint32_t dim = a->head_dim, n_max = 0, n_shared = UINT32_MAX;
+    const uint32_t dim = a->head_dim;
+    struct range all = {UINT32_MAX, 0}, shared = {0, UINT32_MAX};
     s.tile = pieces + KERNEL_ATTN_QUERIES * dim;
     for (uint32_t r = 0; r < a->n_rows; r++) {
-        const struct kernel_sight *see = &a->sights[r];
-        n_max = n_max > see->n_base + see->n_tail ? n_max : see->n_base + see->n_tail;
-        n_shared = MIN(n_shared, see->n_base / 16 * 16);
+        const struct range see = read_by(a, &a->sights[r]);
+        all = (struct range){MIN(all.from, see.from), MAX(all.to, see.to)};
+        shared = (struct range){MAX(shared.from, see.from),
+                                MIN(shared.to, a->sights[r].n_base / 16 * 16)};
         for (uint32_t h = 0; h < a->n_heads; h++, s.n++) {
             s.q[s.n] = a->q + r * a->row_stride + h * dim;
             s.out[s.n] = a->out + r * a->row_stride + h * dim;
@@ -460,11 +555,11 @@ static void attn_queries(const struct kernel_attn *a)
         }
     }
     if (s.n < dim / SHARED_DIM || dim % 16 || a->type == KERNEL_KV_F32)
-        n_shared = 0;
-    for (uint32_t from = 0; from < n_max; from += KERNEL_PIECE)
-        attn_piece(a, &s, from, n_shared > from ? MIN(n_shared - from, KERNEL_PIECE) : 0);
-    for (uint32_t i = 0; i < s.n; i++)
-        scale(s.out[i], 1 / s.sum[i], dim);
+        shared.to = 0;
+    for (uint32_t from = all.from / KERNEL_PIECE * KERNEL_PIECE; from < all.to;
+         from += KERNEL_PIECE)
+        attn_piece(a, &s, from, all, in_piece(shared, from));
+    divide(a, &s);
 }
 
 #include "kernel/kernel_attn_int8.h"
@@ -479,6 +574,7 @@ static void attn(const struct kernel_attn *a)
             part.q += r * a->row_stride + h * a->head_dim;
             part.out += r * a->row_stride + h * a->head_dim;
             part.sights += r;
+            part.sinks += a->sinks ? h : 0;
             part.n_rows = MIN(n_rows, a->n_rows - r);
             part.n_heads = MIN(n_heads, a->n_heads - h);
             if (a->type == KERNEL_KV_INT8)

@@ -154,11 +154,10 @@ static void scores8(const struct queries8 *s, uint32_t h, uint32_t n, const stru
         scores8_heads(s, h, n, see->blocks + from, weights + 16 * from, 1);
 }
 
-/* Like soften_heads(), but the results are integers, for n_blocks blocks: exp(s - max) times the
- * scale of V. Their unit is the largest of these products divided by TOP_WEIGHT. */
-INLINE void weigh8_heads(float *s, const struct sight8 *see, size_t v, uint32_t n,
-                         uint32_t n_blocks, float *ret_max, float *ret_sum, float *ret_unit,
-                         const int n_heads)
+/* Like soften_heads(), but the results are integers: exp(s - max) times the scale of V. Their unit
+ * is the largest of these products divided by TOP_WEIGHT. s: n scores in these blocks. */
+INLINE void weigh8_heads(float *s, const char *const *blocks, size_t v, uint32_t n, float *ret_max,
+                         float *ret_sum, float *ret_unit, const int n_heads)
 {
     vf max[V_HEADS], sum[V_HEADS], top[V_HEADS];
     EACH (h, n_heads) {
@@ -175,7 +174,7 @@ INLINE void weigh8_heads(float *s, const struct sight8 *see, size_t v, uint32_t 
     EACH (h, n_heads)
         max[h] = v_set(ret_max[h] = v_hmax(max[h]));
     for (uint32_t i = 0; i < n; i += 16) {
-        vf scales = v_load_n((const float *)(see->blocks[i / 16] + v), MIN(n - i, 16u), 0);
+        vf scales = v_load_n((const float *)(blocks[i / 16] + v), MIN(n - i, 16u), 0);
         EACH (h, n_heads) {
             float *at = s + h * KERNEL_PIECE + i;
             vf e = v_exp(v_sub(v_load(at), max[h]));
@@ -190,22 +189,25 @@ INLINE void weigh8_heads(float *s, const struct sight8 *see, size_t v, uint32_t 
         ret_unit[h] = v_hmax(top[h]) / TOP_WEIGHT;
         top[h] = v_set(ret_unit[h] > 0 ? 1 / ret_unit[h] : 0);
     }
-    for (uint32_t i = 0; i < 16 * n_blocks; i += 16)
+    for (uint32_t i = 0; i < n; i += 16)
         EACH (h, n_heads) {
             float *at = s + h * KERNEL_PIECE + i;
-            vt_store((uint8_t *)at, i < n ? v_mul(v_load(at), top[h]) : v_set(0));
+            vt_store((uint8_t *)at, v_mul(v_load(at), top[h]));
         }
 }
 
+/* The weights of n_heads queries from h on, for the positions that their row reads. */
 static void weigh8(const struct queries8 *s, uint32_t h, uint32_t n_heads, const struct sight8 *see,
-                   uint32_t n, uint32_t n_blocks, float *max, float *sum, float *unit)
+                   struct range row, float *max, float *sum, float *unit)
 {
+    const char *const *blocks = see->blocks + row.from / 16;
+    const uint32_t n = row.to - row.from;
     for (uint32_t left; (left = n_heads); n_heads -= MIN(left, V_HEADS), h += V_HEADS) {
-        float *at = s->all.weights + h * KERNEL_PIECE;
+        float *at = s->all.weights + h * KERNEL_PIECE + row.from;
         switch (MIN(left, V_HEADS)) {
 #define HEADS(n_heads)                                                                             \
     case n_heads:                                                                                  \
-        weigh8_heads(at, see, s->v, n, n_blocks, max + h, sum + h, unit + h, n_heads);             \
+        weigh8_heads(at, blocks, s->v, n, max + h, sum + h, unit + h, n_heads);                    \
         break;
             V_EACH_HEADS(HEADS)
 #undef HEADS
@@ -264,24 +266,36 @@ static void values8(const struct queries8 *s, uint32_t h, uint32_t n, const stru
         values8_heads(s, h, see, from, to, 1);
 }
 
-/* Number of blocks that a row reads in place. The positions after them are gathered. */
-static uint32_t whole_blocks(const struct kernel_sight *s)
+/* Weights 0 for the blocks [from, to) of n queries from h on. */
+static void clear8(const struct queries8 *s, uint32_t h, uint32_t n, uint32_t from, uint32_t to)
 {
-    return s->n_tail ? s->n_base / 16 : (s->n_base + 15) / 16;
+    for (uint32_t i = h; i < h + n; i++)
+        for (uint32_t b = from; b < to; b++)
+            vt_store((uint8_t *)(s->all.weights + i * KERNEL_PIECE + 16 * b), v_set(0));
 }
 
-/* Number of blocks that all rows share. Up to SPREAD of them may be blocks that some rows do not
- * see. Products with weight 0 cost less than blocks that each row reads alone. */
-static uint32_t shared_blocks(const struct kernel_attn *a)
+/* The blocks that a row reads in place. The positions after them are gathered. */
+static struct range whole_blocks(const struct kernel_attn *a, const struct kernel_sight *s)
 {
-    uint32_t least = UINT32_MAX, most = 0, n_tails = 0;
+    return (struct range){read_by(a, s).from / 16,
+                          s->n_tail ? s->n_base / 16 : (s->n_base + 15) / 16};
+}
+
+/* The blocks that all rows share. Up to SPREAD of them at each end may be blocks that some rows do
+ * not see. Products with weight 0 cost less than blocks that each row reads alone. */
+static struct range shared_blocks(const struct kernel_attn *a)
+{
+    struct range all = {UINT32_MAX, 0}, each = {0, UINT32_MAX};
+    uint32_t n_tails = 0;
     for (uint32_t r = 0; r < a->n_rows; r++) {
-        uint32_t n = whole_blocks(&a->sights[r]);
-        least = MIN(least, n);
-        most = MIN(most, n) == most ? n : most;
+        const struct range see = whole_blocks(a, &a->sights[r]);
+        all = (struct range){MIN(all.from, see.from), MAX(all.to, see.to)};
+        each = (struct range){MAX(each.from, see.from), MIN(each.to, see.to)};
         n_tails += a->sights[r].n_tail;
     }
-    return n_tails == 0 && most - least <= SPREAD ? most : least;
+    if (n_tails == 0 && all.to - each.to <= SPREAD && each.from - all.from <= SPREAD)
+        return all;
+    return each.from < each.to ? each : (struct range){0, 0};
 }
 
 /* Gathers n positions from `first` on, which a row sees in scattered slots, into one block. */
@@ -295,17 +309,17 @@ static void gather(const struct kernel_attn *a, const struct kernel_sight *s, ui
     }
 }
 
-/* Finds the blocks of the piece from n_shared on, for a row that sees n positions of the piece. */
+/* Finds the blocks [from, to) of the piece for a row, which sees n positions of the piece. */
 static void look8(const struct kernel_attn *a, const struct queries8 *s,
-                  const struct kernel_sight *row, uint32_t from, uint32_t n_shared, uint32_t n,
+                  const struct kernel_sight *row, uint32_t piece, struct range blocks, uint32_t n,
                   struct sight8 *see)
 {
-    uint32_t whole = whole_blocks(row);
-    for (uint32_t b = n_shared; 16 * b < n; b++) {
+    const uint32_t whole = whole_blocks(a, row).to;
+    for (uint32_t b = blocks.from; b < blocks.to; b++) {
         char *own = s->gathered + b * 2 * s->v;
-        see->blocks[b] = from / 16 + b < whole ? block_at(a, from + 16 * b) : own;
+        see->blocks[b] = piece / 16 + b < whole ? block_at(a, piece + 16 * b) : own;
         if (see->blocks[b] == own)
-            gather(a, row, from + 16 * b, MIN(n - 16 * b, 16u), own);
+            gather(a, row, piece + 16 * b, MIN(n - 16 * b, 16u), own);
     }
 }
 
@@ -316,36 +330,47 @@ static void to_floats(const struct queries8 *s, uint32_t i, float unit, float *t
                   v_mul(vi_float(vi_load(s->sums + i * s->dim + d)), v_set(unit)));
 }
 
-/* n_shared: blocks of the piece that all rows share. */
-static void attn_piece_int8(const struct kernel_attn *a, struct queries8 *s, uint32_t from,
-                            uint32_t n_shared)
+/* Scores and weights of row r at all blocks, and its sums at those that are not shared. */
+static void row_piece8(const struct kernel_attn *a, const struct queries8 *s, uint32_t r,
+                       uint32_t piece, struct range shared, struct sight8 *see, float *max,
+                       float *sum, float *unit)
+{
+    const struct range row = in_piece(read_by(a, &a->sights[r]), piece);
+    const struct range all = {row.from / 16, (row.to + 15) / 16};
+    const struct range before = {all.from, MIN(shared.from, all.to)};
+    const struct range behind = {MAX(all.from, shared.to), all.to};
+    const uint32_t q = r * a->n_heads, n = a->n_heads;
+    look8(a, s, &a->sights[r], piece, before, row.to, see);
+    look8(a, s, &a->sights[r], piece, behind, row.to, see);
+    scores8(s, q, n, see, before.from, before.to);
+    scores8(s, q, n, see, behind.from, behind.to);
+    hide(a, &a->sights[r], piece, row, s->all.weights + q * KERNEL_PIECE);
+    weigh8(s, q, n, see, row, max, sum, unit);
+    clear8(s, q, n, shared.from, MIN(all.from, shared.to));
+    clear8(s, q, n, MAX(all.to, shared.from), shared.to);
+    values8(s, q, n, see, before.from, before.to);
+    values8(s, q, n, see, behind.from, behind.to);
+}
+
+/* shared: blocks of the piece that all rows share. */
+static void attn_piece_int8(const struct kernel_attn *a, struct queries8 *s, uint32_t piece,
+                            struct range shared)
 {
     struct sight8 see;
     float max[KERNEL_ATTN_QUERIES] = {0}, sum[KERNEL_ATTN_QUERIES] = {0};
     float unit[KERNEL_ATTN_QUERIES];
-    float *const *to = from ? s->all.piece : s->all.out;
-    for (uint32_t b = 0; b < n_shared; b++)
-        see.blocks[b] = block_at(a, from + 16 * b);
+    float *to[KERNEL_ATTN_QUERIES];
+    aim(a, &s->all, piece, to);
+    for (uint32_t b = shared.from; b < shared.to; b++)
+        see.blocks[b] = block_at(a, piece + 16 * b);
     memset(s->sums, 0, s->all.n * s->dim * sizeof(*s->sums));
-    scores8(s, 0, s->all.n, &see, 0, n_shared);
-    for (uint32_t r = 0, q = 0; r < a->n_rows; r++, q += a->n_heads) {
-        uint32_t n = seen(&a->sights[r], from, KERNEL_PIECE), n_blocks = (n + 15) / 16;
-        look8(a, s, &a->sights[r], from, n_shared, n, &see);
-        scores8(s, q, a->n_heads, &see, n_shared, n_blocks);
-        weigh8(s, q, a->n_heads, &see, n, n_blocks > n_shared ? n_blocks : n_shared, max, sum,
-               unit);
-        if (n_blocks > n_shared)
-            values8(s, q, a->n_heads, &see, n_shared, n_blocks);
-    }
-    values8(s, 0, s->all.n, &see, 0, n_shared);
+    scores8(s, 0, s->all.n, &see, shared.from, shared.to);
+    for (uint32_t r = 0; r < a->n_rows; r++)
+        row_piece8(a, s, r, piece, shared, &see, max, sum, unit);
+    values8(s, 0, s->all.n, &see, shared.from, shared.to);
     for (uint32_t i = 0; i < s->all.n; i++)
         to_floats(s, i, unit[i], to[i], a->head_dim);
-    if (from) {
-        join(a, &s->all, max, sum);
-    } else {
-        memcpy(s->all.max, max, s->all.n * sizeof(*max));
-        memcpy(s->all.sum, sum, s->all.n * sizeof(*sum));
-    }
+    join(a, &s->all, to, max, sum);
 }
 
 static void take_query(const struct kernel_attn *a, struct queries8 *s, const float *q)
@@ -364,7 +389,9 @@ static void attn_queries_int8(const struct kernel_attn *a)
 {
     struct queries8 s = {.all.weights = a->scratch};
     const uint32_t head_dim = a->head_dim;
-    uint32_t n_max = 0, n_shared = shared_blocks(a);
+    const struct range blocks = shared_blocks(a);
+    const struct range shared = {16 * blocks.from, 16 * blocks.to};
+    struct range all = {UINT32_MAX, 0};
     s.dim = kernel_kv8_dim(head_dim);
     s.v = kernel_kv8_half(head_dim);
     float *pieces = s.all.weights + KERNEL_ATTN_QUERIES * KERNEL_PIECE;
@@ -372,18 +399,18 @@ static void attn_queries_int8(const struct kernel_attn *a)
     s.gathered = (char *)(s.sums + KERNEL_ATTN_QUERIES * s.dim);
     s.q = (int8_t *)(s.gathered + PIECE_BLOCKS * 2 * s.v);
     for (uint32_t r = 0; r < a->n_rows; r++) {
-        const struct kernel_sight *see = &a->sights[r];
-        n_max = n_max > see->n_base + see->n_tail ? n_max : see->n_base + see->n_tail;
+        const struct range see = read_by(a, &a->sights[r]);
+        all = (struct range){MIN(all.from, see.from), MAX(all.to, see.to)};
         for (uint32_t h = 0; h < a->n_heads; h++, s.all.n++) {
             s.all.out[s.all.n] = a->out + r * a->row_stride + h * head_dim;
             s.all.piece[s.all.n] = pieces + s.all.n * s.dim;
             take_query(a, &s, a->q + r * a->row_stride + h * head_dim);
         }
     }
-    for (uint32_t from = 0; from < n_max; from += KERNEL_PIECE) {
-        uint32_t shared = n_shared > from / 16 ? n_shared - from / 16 : 0;
-        attn_piece_int8(a, &s, from, MIN(shared, PIECE_BLOCKS));
+    for (uint32_t from = all.from / KERNEL_PIECE * KERNEL_PIECE; from < all.to;
+         from += KERNEL_PIECE) {
+        const struct range here = in_piece(shared, from);
+        attn_piece_int8(a, &s, from, (struct range){here.from / 16, here.to / 16});
     }
-    for (uint32_t i = 0; i < s.all.n; i++)
-        scale(s.all.out[i], 1 / s.all.sum[i], head_dim);
+    divide(a, &s.all);
 }

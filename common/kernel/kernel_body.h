@@ -82,6 +82,23 @@ static void swiglu(const float *gate, const float *up, uint32_t n, float *y)
                   v_silu_mul(v_load_n(gate + i, n - i, 0), v_load_n(up + i, n - i, 0)));
 }
 
+INLINE vf v_swiglu_clamped(vf gate, vf up)
+{
+    const vf limit = v_set(7), least = v_set(-7), one = v_set(1);
+    vf g = v_min(limit, gate), u = v_max(least, v_min(limit, up)); // a NaN stays a NaN
+    vf e = v_exp(v_mul(v_set(-1.702f), g));
+    return v_mul(v_div(g, v_add(one, e)), v_add(u, one));
+}
+
+static void swiglu_clamped(const float *gate, const float *up, uint32_t n, float *y)
+{
+    for (uint32_t i = 0, part; i < n; i += part) {
+        part = MIN(n - i, 16u);
+        v_store_n(y + i, part,
+                  v_swiglu_clamped(v_load_n(gate + i, part, 0), v_load_n(up + i, part, 0)));
+    }
+}
+
 static void add(float *y, const float *x, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -574,7 +591,7 @@ static void noise(uint64_t key, uint32_t position, const uint32_t *tokens, uint3
 #define KERNEL_TABLE(tier, product, form_of, preparation)                                          \
     {                                                                                              \
         .name = (tier), .matmul = (product), .form = (form_of), .prepare = (preparation),          \
-        .rmsnorm = rmsnorm, .swiglu = swiglu, .add = add, .add_scaled = add_scaled,                \
-        .to_f16 = to_f16, .from_f16 = from_f16, .kv_put = kv_put, .attn = attn,                    \
-        .logsumexp = logsumexp, .argmax = argmax, .weigh = weigh, .noise = noise,                  \
+        .rmsnorm = rmsnorm, .swiglu = swiglu, .swiglu_clamped = swiglu_clamped, .add = add,        \
+        .add_scaled = add_scaled, .to_f16 = to_f16, .from_f16 = from_f16, .kv_put = kv_put,        \
+        .attn = attn, .logsumexp = logsumexp, .argmax = argmax, .weigh = weigh, .noise = noise,    \
     }

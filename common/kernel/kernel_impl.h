@@ -167,6 +167,7 @@ static inline float kernel_float(uint32_t bits)
 }
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
 #define KERNEL_STAYS (256 << 10) // bytes of weights that stay in L2 during several passes
 
 /* Rows of the pass that begins at row r. The rest of the m rows is split nearly equally over `left`

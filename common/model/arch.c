@@ -3,9 +3,9 @@
 #include "base/err.h"
 #include "model/arch.h"
 
-static const struct arch *const archs[] = {&arch_llama,     &arch_qwen2,    &arch_qwen2moe,
-                                           &arch_qwen3,     &arch_qwen3moe, &arch_qwen3vl,
-                                           &arch_qwen3vlmoe};
+static const struct arch *const archs[] = {&arch_gpt_oss,  &arch_llama,     &arch_qwen2,
+                                           &arch_qwen2moe, &arch_qwen3,     &arch_qwen3moe,
+                                           &arch_qwen3vl,  &arch_qwen3vlmoe};
 
 /* NULL: not in the table. */
 static const struct arch *find_arch(struct span name)
@@ -137,7 +137,8 @@ static int refuse_routers(const struct checkpoint *c, const struct arch_layer *l
     float factor = 0;
     bool sums_to_1 = false;
     int r = checkpoint_u32(c, gating, &kind);
-    r = refuse_value(c, gating, r, kind == 1); // softmax
+    /* 1: softmax; 3: softmax over the chosen experts, so that their weights sum to 1 */
+    r = refuse_value(c, gating, r, kind == 1 || (kind == 3 && l->weights_sum_to_1));
     if (r == 0) {
         r = checkpoint_u32(c, groups, &n_groups);
         r = refuse_value(c, groups, r, n_groups <= 1);
@@ -179,6 +180,20 @@ static int read_widths(const struct checkpoint *c, const struct arch *a, struct 
                         : read_u32(c, "feed_forward_length", ARCH_MAX_WIDTH, &p->n_ff);
 }
 
+/* Layers with a window alternate with layers without one. */
+static int read_window(const struct checkpoint *c, const struct arch *a, struct model_params *p)
+{
+    static const char pattern[] = "attention.sliding_window_pattern";
+    uint32_t every = 0;
+    if (!a->window_every)
+        return 0;
+    int r = read_u32(c, "attention.sliding_window", 1u << 30, &p->window);
+    if (r < 0)
+        return r;
+    r = checkpoint_u32(c, pattern, &every);
+    return refuse_value(c, pattern, r, every == a->window_every);
+}
+
 /* The rows of the embedding. */
 static int read_n_vocab(const struct checkpoint *c, struct model_params *p)
 {
@@ -211,7 +226,8 @@ int arch_read(const struct checkpoint *c, struct model_params *p, const struct a
         (r = read_u32(c, "embedding_length", ARCH_MAX_WIDTH, &p->n_embd)) < 0 ||
         (r = read_u32_or_keep(c, "context_length", 1u << 30, &p->n_ctx_train)) < 0 ||
         (r = read_float_or_keep(c, "attention.layer_norm_rms_epsilon", 0, 1, &p->norm_eps)) < 0 ||
-        (r = read_heads(c, p)) < 0 || (r = read_rope(c, a, p)) < 0 || (r = read_n_vocab(c, p)) < 0)
+        (r = read_heads(c, p)) < 0 || (r = read_window(c, a, p)) < 0 ||
+        (r = read_rope(c, a, p)) < 0 || (r = read_n_vocab(c, p)) < 0)
         return r;
     *ret = a;
     return 0;
@@ -225,7 +241,8 @@ void arch_shape_layer(const struct arch *a, const struct model_params *p, uint32
                                         .n_heads = p->n_heads,
                                         .n_kv_heads = p->n_kv_heads,
                                         .k_dim = p->head_dim,
-                                        .v_dim = p->head_dim},
+                                        .v_dim = p->head_dim,
+                                        .window = layer->has_window ? p->window : 0},
                                .ffn = {.kind = layer->ffn}};
     if (layer->ffn == MODEL_FFN_DENSE || layer->has_shared_expert)
         to->ffn.n_ff = p->n_ff;
@@ -233,7 +250,8 @@ void arch_shape_layer(const struct arch *a, const struct model_params *p, uint32
         to->ffn.experts = (struct model_experts){.n = p->n_experts,
                                                  .n_used = p->n_used_experts,
                                                  .n_ff = p->n_expert_ff,
-                                                 .weights_sum_to_1 = layer->weights_sum_to_1};
+                                                 .weights_sum_to_1 = layer->weights_sum_to_1,
+                                                 .glu = layer->glu};
 }
 
 uint32_t arch_size(const struct model_params *p, const struct model_layer *l, enum arch_dim dim)
@@ -245,6 +263,7 @@ uint32_t arch_size(const struct model_params *p, const struct model_layer *l, en
                               [ARCH_K_ROWS] = l->attn.n_kv_heads * l->attn.k_dim,
                               [ARCH_V_ROWS] = l->attn.n_kv_heads * l->attn.v_dim,
                               [ARCH_O_COLS] = l->attn.n_heads * l->attn.v_dim,
+                              [ARCH_HEADS] = l->attn.n_heads,
                               [ARCH_FF] = l->ffn.n_ff,
                               [ARCH_EXPERTS] = l->ffn.experts.n,
                               [ARCH_EXPERT_FF] = l->ffn.experts.n_ff,

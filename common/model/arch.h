@@ -21,7 +21,8 @@ enum arch_dim {
     ARCH_K_ROWS, // n_kv_heads * k_dim
     ARCH_V_ROWS, // n_kv_heads * v_dim
     ARCH_O_COLS, // n_heads * v_dim
-    ARCH_FF,     // of the feed-forward that every row runs through
+    ARCH_HEADS,
+    ARCH_FF, // of the feed-forward that every row runs through
     ARCH_EXPERTS,
     ARCH_EXPERT_FF,
     ARCH_ROW, // as n_out: a matrix of one row
@@ -34,7 +35,7 @@ struct arch_tensor {
     size_t to; // offset in struct model_layer: of a kernel_mat, or of a vector's pointer
     enum arch_has has;
     bool joins_next; // a pass applies it together with the next matrix
-    bool per_expert; // the file's tensor has such a matrix of each expert, one after another
+    bool per_expert; // the file's tensor has such a matrix or vector of each expert
     bool as_file;    // its type stays
 };
 
@@ -89,7 +90,9 @@ struct arch_layer {
     const struct arch_tensor *tensors; // in the order in which they lie in memory
     uint32_t n_tensors;
     bool weights_sum_to_1; // as in struct model_experts
+    enum model_glu glu;    // the same
     bool has_shared_expert;
+    bool has_window; // attention sees the last model_params.window positions only
 };
 
 struct arch {
@@ -98,12 +101,13 @@ struct arch {
     const char *special; // what differs from a Llama; NULL: nothing
     enum model_rope rope;
     enum { ARCH_NO_EXPERTS, ARCH_SOME_EXPERTS, ARCH_ALL_EXPERTS } experts; // files that have them
+    uint32_t window_every; // every so many layers, all but the last have a window; 0: none has
     /* Layer l of a model with these parameters. */
     const struct arch_layer *(*layer)(const struct model_params *p, uint32_t l);
 };
 
-extern const struct arch arch_llama, arch_qwen2, arch_qwen2moe, arch_qwen3, arch_qwen3moe,
-    arch_qwen3vl, arch_qwen3vlmoe;
+extern const struct arch arch_gpt_oss, arch_llama, arch_qwen2, arch_qwen2moe, arch_qwen3,
+    arch_qwen3moe, arch_qwen3vl, arch_qwen3vlmoe;
 
 #define ARCH_MAX_LAYERS 1024
 #define ARCH_MAX_WIDTH (1u << 20) // of any matrix, vocabulary included

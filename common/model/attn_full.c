@@ -1,5 +1,5 @@
-/* attn_full.c - attention over every position before a row: groups of query heads, each group with
- * one key/value head.
+/* attn_full.c - attention over every position before a row, or over a window of them: groups of
+ * query heads, each group with one key/value head.
  *
  * Queries are split among threads by their cost: rows of a sequence under a key/value head, or the
  * heads of a row that is alone.
@@ -119,7 +119,9 @@ static void attend(const struct attn *a, const struct queries *q)
         .n_rows = q->n_rows,
         .n_heads = q->n_heads,
         .head_dim = w->k_dim,
+        .window = w->window,
         .scale = 1 / sqrtf((float)w->k_dim),
+        .sinks = w->sinks ? w->sinks + q->head : NULL,
         .blocks = pass_plan_blocks(f->plan, q->row),
         .type = kv_bytes_shape(f->kv)->type,
         .kv = kv_bytes_at(f->kv, a->layer, 0, q->head / a->group),
@@ -128,12 +130,18 @@ static void attend(const struct attn *a, const struct queries *q)
     });
 }
 
+/* (n_rows + 1): what the rows before cost in this layer. */
+static const uint64_t *costs(const struct attn *a)
+{
+    return a->w->window ? a->f->window_cost : a->f->cost;
+}
+
 /* The thread's part of the queries: rows, or heads if there is one row. A query belongs to the
  * thread in whose range of costs its middle lies. All queries before these cost `before`. */
 static struct queries own_queries(const struct attn *a, const struct queries *all, uint64_t before)
 {
     bool rows = all->n_rows > 1;
-    const uint64_t *cost_to = a->f->cost;
+    const uint64_t *cost_to = costs(a);
     uint64_t total = cost_to[a->f->n_rows] * a->w->n_heads;
     uint32_t n_items = rows ? all->n_rows : all->n_heads, first = 0, last = 0;
     for (uint32_t k = 0; k < n_items; k++) {
@@ -161,10 +169,11 @@ static uint32_t end_of_sequence(const struct pass_plan *p, uint32_t row)
 static void attend_part(const struct attn *a)
 {
     const struct forward *f = a->f;
+    const uint64_t *cost_to = costs(a);
     uint32_t n_heads = a->w->n_heads;
     for (uint32_t row = 0, end; row < f->n_rows; row = end) {
         end = end_of_sequence(f->plan, row);
-        uint64_t before = f->cost[row] * n_heads, cost = f->cost[end] - f->cost[row];
+        uint64_t before = cost_to[row] * n_heads, cost = cost_to[end] - cost_to[row];
         for (uint32_t head = 0; head < n_heads; head += a->group) {
             struct queries q = {row, end - row, head, a->group};
             q = own_queries(a, &q, before + cost * head);
@@ -195,7 +204,7 @@ static void attn_run(struct forward *f, const struct forward_part *t, uint32_t l
     forward_wait(f);
     forward_prepare_rows(f, t, &w->o, a.b.values);
     forward_wait_rows(f);
-    forward_apply_and_add(f, t, &w->o);
+    forward_apply_and_add(f, t, &w->o, w->o_bias);
     forward_wait(f);
 }
 

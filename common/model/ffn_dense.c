@@ -48,7 +48,7 @@ static void ffn_run(struct forward *f, const struct forward_part *t, uint32_t la
     forward_wait(f);
     forward_prepare_rows(f, t, &w->down, b.gate);
     forward_wait_rows(f);
-    forward_apply_and_add(f, t, &w->down);
+    forward_apply_and_add(f, t, &w->down, NULL);
     forward_wait(f);
 }
 

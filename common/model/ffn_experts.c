@@ -9,6 +9,7 @@
  * Threads share the columns of all gates and ups as one list. Each has the same columns of all
  * downs, so that it adds the outputs of its columns alone. If a pass has few rows, each thread
  * prepares all of them for itself. */
+#include <string.h>
 #include "base/minmax.h"
 #include "model/forward_impl.h"
 
@@ -198,6 +199,7 @@ static struct buffers buffers_of(const struct forward *f, const struct model_ffn
 static void experts_plan(struct forward *f, const struct model_layer *l)
 {
     forward_need_matrix(f, &l->ffn.experts.router);
+    forward_need_scratch(f, l->ffn.experts.n);
     if (has_shared(&l->ffn))
         forward_need_matrix(f, &l->ffn.shared_router);
 }
@@ -242,13 +244,24 @@ static void weigh_experts(const struct model_experts *w, const float *logits,
         weight[i] /= sum;
 }
 
+/* The logits of a row with their biases. */
+static const float *add_router_bias(const struct experts *x, const float *logits)
+{
+    const struct model_experts *w = &x->w->experts;
+    if (!w->router_bias)
+        return logits;
+    memcpy(x->t->scratch, logits, w->n * sizeof(*logits)); // other threads read them, too
+    x->f->m->kernel->add(x->t->scratch, w->router_bias, w->n);
+    return x->t->scratch;
+}
+
 static void choose_rows(const struct experts *x)
 {
     const struct model_experts *w = &x->w->experts;
     uint32_t from, to;
     forward_rows_to_prepare(x->f, x->t, &from, &to);
     for (uint32_t r = from; r < to; r++) {
-        const float *logits = x->b.logits + (size_t)r * w->n;
+        const float *logits = add_router_bias(x, x->b.logits + (size_t)r * w->n);
         uint32_t *chosen = x->b.rows.chosen + (size_t)r * w->n_used;
         choose_experts(logits, w->n, w->n_used, chosen);
         weigh_experts(w, logits, chosen, x->b.rows.weight + (size_t)r * w->n_used);
@@ -259,15 +272,27 @@ static void choose_rows(const struct experts *x)
 
 struct matrices {
     struct kernel_mat gate, up, down;
+    const float *gate_bias, *up_bias, *down_bias; // NULL: none
+    enum model_glu glu;
 };
+
+static const float *bias_of(const float *first, uint32_t expert, uint32_t n)
+{
+    return first ? first + (size_t)expert * n : NULL;
+}
 
 static struct matrices matrices_of(const struct experts *x, const struct group *g)
 {
     const struct model_experts *e = &x->w->experts;
     if (g->expert == e->n)
-        return (struct matrices){x->w->gate, x->w->up, x->w->down};
-    return (struct matrices){model_expert(&e->gate, g->expert), model_expert(&e->up, g->expert),
-                             model_expert(&e->down, g->expert)};
+        return (struct matrices){x->w->gate, x->w->up, x->w->down, .glu = MODEL_SWIGLU};
+    return (struct matrices){model_expert(&e->gate, g->expert),
+                             model_expert(&e->up, g->expert),
+                             model_expert(&e->down, g->expert),
+                             bias_of(e->gate_bias, g->expert, e->gate.n_out),
+                             bias_of(e->up_bias, g->expert, e->up.n_out),
+                             bias_of(e->down_bias, g->expert, e->down.n_out),
+                             e->glu};
 }
 
 /* Experts that rows have chosen, with the number of their rows. */
@@ -402,7 +427,14 @@ static void prepare_hidden(const struct experts *x)
 
 /* ---- products ---- */
 
-/* gate = silu(gate) * up of columns [from, to). */
+static void add_bias(const struct kernel *k, float *y, const float *bias, uint32_t from,
+                     uint32_t to)
+{
+    if (bias)
+        k->add(y, bias + from, to - from);
+}
+
+/* gate = glu(gate, up) of columns [from, to). */
 static void run_gate(const struct experts *x, const struct group *g, uint32_t from, uint32_t to)
 {
     const struct kernel *k = x->f->m->kernel;
@@ -413,8 +445,13 @@ static void run_gate(const struct experts *x, const struct group *g, uint32_t fr
     k->matmul(&w.gate, act + g->in, row_bytes(k, &w.gate, n), n, h, n_ff, from, to);
     k->matmul(&w.up, act + g->in_up, row_bytes(k, &w.up, n), n, u, n_ff, from, to);
     for (uint32_t r = 0; r < n; r++) {
-        size_t at = (size_t)r * n_ff + from;
-        k->swiglu(h + at, u + at, to - from, h + at);
+        float *gate = h + (size_t)r * n_ff + from, *up = u + (size_t)r * n_ff + from;
+        add_bias(k, gate, w.gate_bias, from, to);
+        add_bias(k, up, w.up_bias, from, to);
+        if (w.glu == MODEL_SWIGLU)
+            k->swiglu(gate, up, to - from, gate);
+        else
+            k->swiglu_clamped(gate, up, to - from, gate);
     }
 }
 
@@ -452,19 +489,23 @@ static void run_gates(const struct experts *x)
     }
 }
 
-/* x += weight * down(hidden) of columns [from, to). */
-static void run_down(const struct experts *x, const struct group *g, const struct kernel_mat *down,
+/* x += weight * (down(hidden) + bias) of columns [from, to). */
+static void run_down(const struct experts *x, const struct group *g, const struct matrices *w,
                      uint32_t from, uint32_t to)
 {
     const struct kernel *k = x->f->m->kernel;
-    struct kernel_mat part = *down;
+    const uint32_t n = g->n_rows, n_embd = w->down.n_out;
+    struct kernel_mat part = w->down;
     part.data = (const char *)part.data + kernel_packed_bytes(part.type, from, part.n_in);
     part.n_out = to - from;
-    k->matmul(&part, x->b.rows.act + g->mid, row_bytes(k, down, g->n_rows), g->n_rows, x->b.out,
-              part.n_out, 0, part.n_out);
-    for (uint32_t r = 0; r < g->n_rows; r++)
-        k->add_scaled(x->f->x + (size_t)x->b.row[g->first + r] * down->n_out + from,
-                      x->b.by[g->first + r], x->b.out + (size_t)r * part.n_out, part.n_out);
+    k->matmul(&part, x->b.rows.act + g->mid, row_bytes(k, &part, n), n, x->b.out, part.n_out, 0,
+              part.n_out);
+    for (uint32_t r = 0; r < n; r++) {
+        float *out = x->b.out + (size_t)r * part.n_out;
+        add_bias(k, out, w->down_bias, from, to);
+        k->add_scaled(x->f->x + (size_t)x->b.row[g->first + r] * n_embd + from,
+                      x->b.by[g->first + r], out, part.n_out);
+    }
 }
 
 /* The thread's columns of all downs. */
@@ -472,14 +513,14 @@ static void run_downs(const struct experts *x)
 {
     for (uint32_t i = 0; i < x->n_groups; i++) {
         const struct group *g = &x->b.groups[i];
-        const struct kernel_mat down = matrices_of(x, g).down;
+        const struct matrices w = matrices_of(x, g);
         const uint32_t most =
             max_u32(OUT_COLUMNS, OUT_FLOATS / g->n_rows / OUT_COLUMNS * OUT_COLUMNS);
         uint32_t from, to;
-        forward_columns(x->t, &down, &from, &to);
+        forward_columns(x->t, &w.down, &from, &to);
         for (uint32_t end; from < to; from = end) {
             end = min_u32(to, from + most);
-            run_down(x, g, &down, from, end);
+            run_down(x, g, &w, from, end);
         }
     }
 }

@@ -83,6 +83,7 @@ static void carve_all(struct forward *f)
     f->sights = carve(f, n, sizeof(struct kernel_sight));
     f->tails = carve(f, n * FORWARD_MAX_DEPTH, sizeof(uint32_t));
     f->cost = carve(f, n + 1, sizeof(uint64_t));
+    f->window_cost = carve(f, n + 1, sizeof(uint64_t));
     f->scratch = carve(f, f->scratch_floats * pool_threads(f->pool), sizeof(float));
 }
 
@@ -204,13 +205,16 @@ static void set_sight(struct forward *f, uint32_t i)
 /* What every thread reads of the plan: sights, costs of attention, rows of logits. */
 static void read_plan(struct forward *f)
 {
+    const uint32_t window = f->m->params.window;
     f->n_wanted = 0;
-    f->cost[0] = 0;
+    f->cost[0] = f->window_cost[0] = 0;
     for (uint32_t i = 0; i < f->n_rows; i++) {
         const struct pass_row *r = &f->plan->rows[i];
         assert(r->token < f->m->params.n_vocab && r->index < f->plan->seqs[r->seq].len);
         set_sight(f, i);
-        f->cost[i + 1] = f->cost[i] + f->sights[i].n_base + f->sights[i].n_tail + KV_BLOCK;
+        const uint32_t n_seen = f->sights[i].n_base + f->sights[i].n_tail;
+        f->cost[i + 1] = f->cost[i] + n_seen + KV_BLOCK;
+        f->window_cost[i + 1] = f->window_cost[i] + min_u32(n_seen, window) + KV_BLOCK;
         f->logit_row[i] = FORWARD_NO_LOGITS;
         if (r->wants_logits) {
             assert(f->n_wanted < f->opt.max_logits);

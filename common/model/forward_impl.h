@@ -29,8 +29,10 @@ struct forward {
     uint32_t *logit_row;            // (max_rows): row of `logits`, or FORWARD_NO_LOGITS
     struct kernel_sight *sights;    // (max_rows)
     uint32_t *tails;                // (max_rows, FORWARD_MAX_DEPTH)
-    uint64_t *cost;                 // (max_rows + 1): positions that the rows before attend to
-    float *scratch;                 // (threads, scratch_floats)
+    /* (max_rows + 1): positions that the rows before attend to, in layers without a window and with
+     * one. */
+    uint64_t *cost, *window_cost;
+    float *scratch; // (threads, scratch_floats)
     size_t scratch_floats;
 
     uint32_t hidden_layers[FORWARD_MAX_HIDDEN], n_hidden;
@@ -101,6 +103,6 @@ void forward_apply(struct forward *f, const struct forward_part *t, const struct
  * without work. */
 void forward_apply_all(struct forward *f, const struct forward_part *t,
                        const struct kernel_mat *const *mats, float *const *ys, uint32_t n_mats);
-/* x += W act, the thread's columns. */
+/* x += W act + bias, the thread's columns. bias NULL: none. */
 void forward_apply_and_add(struct forward *f, const struct forward_part *t,
-                           const struct kernel_mat *w);
+                           const struct kernel_mat *w, const float *bias);

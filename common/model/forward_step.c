@@ -89,12 +89,16 @@ void forward_apply_all(struct forward *f, const struct forward_part *t,
 }
 
 void forward_apply_and_add(struct forward *f, const struct forward_part *t,
-                           const struct kernel_mat *w)
+                           const struct kernel_mat *w, const float *bias)
 {
+    const struct kernel *kernel = f->m->kernel;
     uint32_t from, to;
     forward_columns(t, w, &from, &to);
     forward_apply(f, t, w, f->out, f->n_rows, from, to);
-    for (uint32_t r = 0; r < f->n_rows && from < to; r++)
-        f->m->kernel->add(f->x + (size_t)r * w->n_out + from, f->out + (size_t)r * w->n_out + from,
-                          to - from);
+    for (uint32_t r = 0; r < f->n_rows && from < to; r++) {
+        float *out = f->out + (size_t)r * w->n_out + from;
+        if (bias)
+            kernel->add(out, bias + from, to - from);
+        kernel->add(f->x + (size_t)r * w->n_out + from, out, to - from);
+    }
 }

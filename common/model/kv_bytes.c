@@ -42,9 +42,9 @@ static int check_layer(const struct kv_layer *l)
         l->v_dim > MAX_DIM)
         return fail(-EINVAL, "kv: a layer of %u heads of %u and %u", l->n_heads, l->k_dim,
                     l->v_dim);
-    if (l->k_dim != l->v_dim || l->window)
-        return fail(-ENOTSUP, "kv: keys of %u, values of %u and a window of %u are not supported",
-                    l->k_dim, l->v_dim, l->window);
+    if (l->k_dim != l->v_dim)
+        return fail(-ENOTSUP, "kv: keys of %u and values of %u are not supported", l->k_dim,
+                    l->v_dim);
     return 0;
 }
 

@@ -22,7 +22,7 @@ struct kv_bytes;
 struct kv_layer {
     uint32_t n_heads;
     uint32_t k_dim, v_dim; // of a head; kernels read equal ones only
-    uint32_t window;       // positions that a row sees; 0, the only one read today: all before it
+    uint32_t window;       // positions that a row sees, with its own; 0: all before it
 };
 
 struct kv_shape {

@@ -178,7 +178,9 @@ static int plan_mat(struct plan *p, struct source from, uint32_t n_in, uint32_t 
 static int plan_vec(struct plan *p, struct source from, uint32_t n, const float **vec)
 {
     enum kernel_type type;
-    const struct checkpoint_tensor *t = find_tensor(p, from, n, 1);
+    const uint32_t n_vecs = from.n_experts ? from.n_experts : 1;
+    from.n_experts = 0; // a matrix in the file
+    const struct checkpoint_tensor *t = find_tensor(p, from, n, n_vecs);
     if (!t)
         return -EINVAL;
     if (model_weight_type(t, &type) < 0 ||
@@ -186,8 +188,9 @@ static int plan_vec(struct plan *p, struct source from, uint32_t n, const float 
         return fail(-ENOTSUP, "%s: tensor %.*s has type %s, not F32, F16 or BF16",
                     checkpoint_path(p->store->checkpoint), (int)t->name.len, t->name.data,
                     t->type_name);
-    p->m->params.n_weights += n;
-    return add_item(p, (struct item){.tensor = t, .type = type, .vec = vec}, n * sizeof(float));
+    p->m->params.n_weights += (uint64_t)n * n_vecs;
+    return add_item(p, (struct item){.tensor = t, .type = type, .vec = vec},
+                    (size_t)n * n_vecs * sizeof(float));
 }
 
 /* Plans a tensor of a layer, unless it is optional and missing. ret_planned: 1 or 0. */
@@ -344,6 +347,8 @@ static uint64_t digest_of(const struct model *m)
         digest = mix(digest, words[i]);
     if (p->n_experts)
         digest = mix(mix(mix(digest, p->n_experts), p->n_used_experts), p->n_expert_ff);
+    if (p->window)
+        digest = mix(digest, p->window);
     for (uint32_t i = 0; i < p->rope_dim / 2; i++)
         digest = mix_float(digest, m->rope_freqs[i]);
     return digest;
@@ -495,7 +500,8 @@ static void load_vector(struct load *l)
     if (r < 0)
         return stop_load(l, r);
     atomic_store(&l->rows, rows_digest(l->bands, t->bytes, 0, 1));
-    kernel_dequant(it->type, l->bands, (uint32_t)t->shape[0], (float *)(void *)l->to);
+    const uint32_t n = (uint32_t)(t->shape[0] * t->shape[1]);
+    kernel_dequant(it->type, l->bands, n, (float *)(void *)l->to);
 }
 
 static void load_item(struct load *l)

@@ -22,6 +22,7 @@ struct model_params {
     const char *architecture; // "llama", "qwen2", ...
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab, n_ctx_train;
     uint32_t n_experts, n_used_experts, n_expert_ff; // 0: none
+    uint32_t window;                                 // of layers that have one; 0: none has
     float norm_eps;
     enum model_rope rope;
     uint32_t rope_dim;
@@ -36,6 +37,7 @@ enum model_ffn_kind {
     MODEL_FFN_DENSE,   // SwiGLU: silu(gate x) * (up x), then down
     MODEL_FFN_EXPERTS, // the same by the experts that a router chooses for each row
 };
+enum model_glu { MODEL_SWIGLU, MODEL_SWIGLU_CLAMPED }; // as in struct kernel
 
 struct model_attn {
     enum model_attn_kind kind;
@@ -45,6 +47,7 @@ struct model_attn {
     const float *norm;                     // of x
     const float *q_norm, *k_norm;          // of a head; NULL if absent
     const float *q_bias, *k_bias, *v_bias; // NULL if absent
+    const float *o_bias, *sinks;           // the same; sinks (n_heads): as in struct kernel_attn
     struct kernel_mat q, k, v, o;
 };
 
@@ -54,9 +57,12 @@ struct model_attn {
 struct model_experts {
     uint32_t n, n_used, n_ff;
     bool weights_sum_to_1; // the n_used probabilities are divided by their sum
+    enum model_glu glu;    // of the experts; the shared expert has SwiGLU
     struct kernel_mat router;
     /* Of the first expert. Those of the others follow, kernel_packed_bytes() apart. */
     struct kernel_mat gate, up, down;
+    /* Added to the products; NULL if absent. router_bias (n); the others (n, n_out). */
+    const float *router_bias, *gate_bias, *up_bias, *down_bias;
 };
 
 struct model_ffn {

@@ -17,6 +17,10 @@ const struct output_parser_thinking *output_parser_thinking_of(const char *sourc
 {
     static const struct output_parser_thinking v[] = {{"<think>", "</think>"},
                                                       {"[THINK]", "[/THINK]"}};
+    static const struct output_parser_thinking analysis = {"<|channel|>analysis<|message|>",
+                                                           "<|end|>"};
+    if (harmony_is_in(source, len))
+        return &analysis;
     for (size_t i = 0; i < ARRAY_LEN(v); i++)
         if (memmem(source, len, v[i].end, strlen(v[i].end)))
             return &v[i];
@@ -36,7 +40,7 @@ static bool ends_with(const char *s, size_t len, const char *word)
 
 void output_parser_rules_prompt(struct output_parser_rules *r, const char *prompt, size_t len)
 {
-    if (!r->thinking)
+    if (!r->thinking || r->is_harmony)
         return;
     while (len && is_space(prompt[len - 1]))
         len--;
@@ -57,6 +61,8 @@ unsigned output_parser_rules_markers(const struct output_parser_rules *r,
 {
     const struct tool_parser_markers *m = tool_parser_markers(r->format);
     unsigned n = 0;
+    if (r->is_harmony)
+        return harmony_markers(ret);
     if (r->thinking) {
         ret[n++] = r->thinking->begin;
         ret[n++] = r->thinking->end;
@@ -102,6 +108,9 @@ void output_parser_init(struct output_parser *p, const struct output_parser_rule
     buf_init(&p->ids, TOOL_PARSER_MAX * 300);
     buf_init(&p->call, OUTPUT_PARSER_SPACE_MAX + TOOL_PARSER_MAX_BYTES);
     buf_init(&p->rescan, OUTPUT_PARSER_SPACE_MAX + TOOL_PARSER_MAX_BYTES);
+    harmony_init(&p->harmony);
+    if (p->rules.is_harmony)
+        p->state = OUTPUT_PARSER_CALL; // a header
     if (p->rules.thinking && p->rules.begun)
         p->state = OUTPUT_PARSER_REASONING;
     p->drop_space = p->state == OUTPUT_PARSER_REASONING;
@@ -113,11 +122,12 @@ void output_parser_done(struct output_parser *p)
     buf_done(&p->ids);
     buf_done(&p->call);
     buf_done(&p->rescan);
+    harmony_done(&p->harmony);
 }
 
 size_t output_parser_bytes(const struct output_parser *p)
 {
-    return p->held.cap + p->ids.cap + p->call.cap + p->rescan.cap;
+    return p->held.cap + p->ids.cap + p->call.cap + p->rescan.cap + harmony_bytes(&p->harmony);
 }
 
 /* ---- markers ---- */
@@ -447,9 +457,29 @@ static void feed_rescan(struct output_parser *p, struct output_parser_out *to)
     p->rescan_at = 0;
 }
 
+static void feed_harmony(struct output_parser *p, const char *text, size_t len,
+                         struct output_parser_out *to)
+{
+    harmony_feed(&p->harmony, &p->rules, text, len, to);
+    switch (p->harmony.state) {
+    case HARMONY_REASONING:
+        p->state = p->rules.thinking ? OUTPUT_PARSER_REASONING : OUTPUT_PARSER_CONTENT;
+        break;
+    case HARMONY_CONTENT:
+        p->state = OUTPUT_PARSER_CONTENT;
+        break;
+    default: // a header is no content, either
+        p->state = OUTPUT_PARSER_CALL;
+    }
+}
+
 void output_parser_feed(struct output_parser *p, const char *text, size_t len,
                         struct output_parser_out *to)
 {
+    if (p->rules.is_harmony) {
+        feed_harmony(p, text, len, to);
+        return;
+    }
     if (!p->rules.thinking && p->rules.format == TOOLS_NONE) {
         buf_add(&to->content, text, len);
         return;
@@ -462,6 +492,10 @@ void output_parser_feed(struct output_parser *p, const char *text, size_t len,
 
 void output_parser_end(struct output_parser *p, struct output_parser_out *to)
 {
+    if (p->rules.is_harmony) {
+        harmony_end(&p->harmony, &p->rules, to);
+        return;
+    }
     while (p->state == OUTPUT_PARSER_CALL) {
         if (p->candidate.stage == OUTPUT_PARSER_BEFORE)
             release_call(p, to);

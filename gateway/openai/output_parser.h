@@ -8,13 +8,14 @@
  * Text is held back while it may be the beginning of a marker, and inside a call. If a candidate is
  * not a call, its first marker becomes content and the rest is scanned again. The result does not
  * depend on how the fed text is divided. Without rules all text is content and nothing is held
- * back.
+ * back. harmony.h splits the answers of gpt-oss, which have another structure.
  *
  * Threads: one at a time. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include "base/buf.h"
+#include "gateway/openai/harmony.h"
 #include "gateway/openai/tool_parser.h"
 
 /* The markers of a model's reasoning, recognised from its template. NULL: it has none. */
@@ -25,6 +26,7 @@ const struct output_parser_thinking *output_parser_thinking_of(const char *sourc
 
 struct output_parser_rules {
     const struct output_parser_thinking *thinking; // NULL: reasoning is not recognised
+    bool is_harmony;                               // harmony.h reads the whole answer
     bool begun;                                    // the prompt ends with the begin marker
     bool closed;                                   // the prompt ends with the end marker
     enum tool_format format;                       // TOOLS_NONE: calls are not recognised
@@ -78,6 +80,7 @@ struct output_parser {
         int depth;
         bool quoted, escaped, begun;
     } json; // finds the end of a call without an end marker
+    struct harmony harmony;
 };
 
 /* The parsed text of one call of output_parser_feed() or more. */

@@ -59,6 +59,7 @@ enum tool_format tool_parser_detect_format(const char *source, size_t len)
         const char *mark;
         enum tool_format format;
     } v[] = {
+        {"<|channel|>", TOOLS_HARMONY},
         {"<function=", TOOLS_CODER},
         {"<arg_key>", TOOLS_GLM},
         {"<tool_call>", TOOLS_HERMES},
@@ -301,6 +302,20 @@ static int read_kimi(struct text_cursor t, struct tool_parser_calls *to)
     return rc == 0 && t.len ? -EINVAL : rc;
 }
 
+/* A whole message without the marker of its end. */
+static int read_harmony(struct text_cursor t, struct tool_parser_calls *to)
+{
+    struct text_cursor header, name;
+    if (!text_cursor_until(&t, "<|message|>", &header) ||
+        !text_cursor_until(&header, "to=functions.", &name))
+        return -EINVAL;
+    name = (struct text_cursor){header.data, 0};
+    while (name.len < header.len && tool_parser_name_char(name.data[name.len]))
+        name.len++;
+    int rc = add_verbatim(to, name, &t, (struct text_cursor){0});
+    return rc == 0 && t.len ? -EINVAL : rc;
+}
+
 /* ---- calls with unquoted values ---- */
 
 /* How a format writes a parameter: {before}KEY{between}{open}VALUE{after}. */
@@ -461,6 +476,8 @@ static int read_call(enum tool_format f, struct text_cursor t, const struct tool
         return read_glm(t, types, ret);
     case TOOLS_KIMI:
         return read_kimi(t, ret);
+    case TOOLS_HARMONY:
+        return read_harmony(t, ret);
     default:
         return -EINVAL;
     }

@@ -35,10 +35,12 @@ enum tool_format {
     TOOLS_GLM,
     /* <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|> */
     TOOLS_KIMI,
+    /* gpt-oss: to=functions.NAME in the header of a message (harmony.h) */
+    TOOLS_HARMONY,
     TOOLS_N_FORMATS
 };
 
-#define TOOL_FORMAT_NAMES "none|hermes|qwen-coder|llama|mistral|deepseek|dsml|glm|kimi"
+#define TOOL_FORMAT_NAMES "none|hermes|qwen-coder|llama|mistral|deepseek|dsml|glm|kimi|harmony"
 
 /* NULL after the last of each list. */
 struct tool_parser_markers {

@@ -25,6 +25,9 @@ static void make_rules(const struct completion *x, const struct openai_prompt *p
         ret->format = strcmp(x->g->tool_format, "auto") != 0
                           ? tool_parser_format_named(x->g->tool_format)
                           : tool_parser_detect_format((char *)source->data, source->len);
+    ret->is_harmony =
+        x->q.kind != OPENAI_COMPLETION &&
+        (ret->format == TOOLS_HARMONY || harmony_is_in((char *)source->data, source->len));
     output_parser_rules_prompt(ret, prompt->text, prompt->len);
 }
 

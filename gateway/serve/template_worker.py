@@ -81,11 +81,17 @@ def open_arguments(message):
 
 def variables_of(source, values):
     """Adapts messages to the template. If it does not mention the role `developer`, that becomes
-    `system`. If it does not test whether the content is none, none becomes an empty string."""
+    `system`. If it does not test whether the content is none, none becomes an empty string. The
+    template of gpt-oss calls reasoning `thinking`."""
     tests_none = re.search(r"content['\"\]]*\s+is\s+(not\s+)?none", source, re.IGNORECASE)
     for message in values.get("messages", []):
         if message.get("role") == "developer" and "developer" not in source:
             message["role"] = "system"
+        thoughts = message.get("reasoning_content")
+        if isinstance(thoughts, str) and "<|channel|>" in source and ".thinking" in source:
+            message.setdefault("thinking", thoughts)
+            if message.get("tool_calls"):
+                message["content"] = ""  # gpt-oss takes one of the two
         if message.get("content", "") is None and not tests_none:
             message["content"] = ""
         open_arguments(message)

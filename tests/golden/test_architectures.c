@@ -96,7 +96,7 @@ static void qwen3_is_as_defined(void **state)
 static void experts_are_as_defined(void **state)
 {
     static const enum kernel_type types[] = {KERNEL_Q4_K, KERNEL_Q8_0, KERNEL_F16};
-    static const char *const archs[] = {"qwen2moe", "qwen3moe"};
+    static const char *const archs[] = {"qwen2moe", "qwen3moe", "gpt-oss"};
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(archs); i++) {
         struct tiny t = {.arch = archs[i], .seed = 50 + i, .flat_router = true};

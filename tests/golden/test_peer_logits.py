@@ -25,8 +25,8 @@ LONG = os.environ.get("TANDEM_TEST_LONG")
 TOOL = os.path.join(os.environ.get("TANDEM_BIN", "build/release"), "tests", "logits_tool")
 
 EMBD, FF, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 256, 512, 2, 8, 2, 32, 96
-EXPERTS, USED, EXPERT_FF, SHARED_FF = 8, 3, 512, 768
-ARCHS = ("llama", "mixtral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe")
+EXPERTS, USED, EXPERT_FF, SHARED_FF, WINDOW = 8, 3, 512, 768, 16
+ARCHS = ("gpt-oss", "llama", "mixtral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe")
 TOKENS = [random.Random(i).randrange(VOCAB) for i in range(48)]
 
 
@@ -48,7 +48,7 @@ def name_of(arch):
 
 
 def has_experts(arch):
-    return arch == "mixtral" or arch.endswith("moe")
+    return arch in ("mixtral", "gpt-oss") or arch.endswith("moe")
 
 
 def feed_forward(arch, at):
@@ -63,6 +63,11 @@ def feed_forward(arch, at):
         yield at + "ffn_gate_exps.weight", EMBD, (EXPERT_FF, EXPERTS), 0, EMBD**-0.5
         yield at + "ffn_up_exps.weight", EMBD, (EXPERT_FF, EXPERTS), 0, EMBD**-0.5
         yield at + "ffn_down_exps.weight", EXPERT_FF, (EMBD, EXPERTS), 0, 2 * EXPERT_FF**-0.5
+    if arch == "gpt-oss":
+        yield at + "ffn_gate_inp.bias", EXPERTS, 0, 0, 1
+        yield at + "ffn_gate_exps.bias", EXPERT_FF, EXPERTS, 0, 0.5
+        yield at + "ffn_up_exps.bias", EXPERT_FF, EXPERTS, 0, 0.5
+        yield at + "ffn_down_exps.bias", EMBD, EXPERTS, 0, 0.5
     if arch == "qwen2moe":
         yield at + "ffn_gate_inp_shexp.weight", EMBD, 0, 0, EMBD**-0.5
 
@@ -80,11 +85,14 @@ def tensors(arch):
         yield at + "attn_k.weight", EMBD, n_kv, 0, 1.5 * EMBD**-0.5
         yield at + "attn_v.weight", EMBD, n_kv, 0, EMBD**-0.5
         yield at + "attn_output.weight", n_q, EMBD, 0, 0.7 * n_q**-0.5
-        yield at + "ffn_norm.weight", EMBD, 0, 1, 0.2
+        yield at + ("post_attention_norm" if arch == "gpt-oss" else "ffn_norm") + ".weight", EMBD, 0, 1, 0.2
         yield from feed_forward(arch, at)
-        if arch.startswith("qwen2"):
+        if arch.startswith("qwen2") or arch == "gpt-oss":
             for which, n in (("q", n_q), ("k", n_kv), ("v", n_kv)):
                 yield at + "attn_%s.bias" % which, n, 0, 0, 0.5
+        if arch == "gpt-oss":
+            yield at + "attn_output.bias", EMBD, 0, 0, 0.5
+            yield at + "attn_sinks.weight", HEADS, 0, 0, 2
         if arch.startswith("qwen3"):
             yield at + "attn_q_norm.weight", HEAD_DIM, 0, 1.2, 0.2
             yield at + "attn_k_norm.weight", HEAD_DIM, 0, 1.2, 0.2
@@ -104,7 +112,7 @@ def random_weights(arch):
             for name, n_in, n_out, mean, deviation in tensors(arch)}
 
 
-def keys(arch, used, rope_base, scaling):
+def keys(arch, used, rope_base, scaling, window):
     numbers = [("block_count", LAYERS), ("context_length", 256), ("embedding_length", EMBD), ("vocab_size", VOCAB),
                ("feed_forward_length", FF), ("attention.head_count", HEADS), ("attention.head_count_kv", KV_HEADS),
                ("attention.key_length", HEAD_DIM), ("attention.value_length", HEAD_DIM),
@@ -115,6 +123,7 @@ def keys(arch, used, rope_base, scaling):
         numbers += [("expert_shared_feed_forward_length", SHARED_FF)] if arch == "qwen2moe" else []
     if arch == "mixtral":
         numbers = [(name, EXPERT_FF if name == "feed_forward_length" else value) for name, value in numbers]
+    numbers += [("attention.sliding_window", window)] if arch == "gpt-oss" else []
     is_vl = arch.startswith("qwen3vl")
     arch = name_of(arch)
     out = [] if not is_vl else [numbers_key(arch + ".rope.dimension_sections", [6, 5, 5, 0])]
@@ -127,7 +136,7 @@ def keys(arch, used, rope_base, scaling):
     return out
 
 
-def write_model(path, arch, data, used=USED, rope_base=5000.0, scaling=None, factors=None):
+def write_model(path, arch, data, used=USED, rope_base=5000.0, scaling=None, factors=None, window=WINDOW):
     """data: name -> (type, bytes)"""
     infos, blobs, offset = b"", [], 0
     listed = [(name, n_in, n_out) for name, n_in, n_out, _, _ in tensors(arch)]
@@ -141,7 +150,7 @@ def write_model(path, arch, data, used=USED, rope_base=5000.0, scaling=None, fac
         raw += bytes(-len(raw) % 32)
         blobs.append(raw)
         offset += len(raw)
-    meta = keys(arch, used, rope_base, scaling)
+    meta = keys(arch, used, rope_base, scaling, window)
     head = b"GGUF" + struct.pack("<IQQ", 3, len(listed), len(meta)) + b"".join(meta) + infos
     with open(path, "wb") as f:
         f.write(head + bytes(-len(head) % 32) + b"".join(blobs))
@@ -193,7 +202,7 @@ class PeerLogits(unittest.TestCase):
         packed, plain = {}, {}
         for name, n_in, n_out, _, _ in tensors(arch):
             floats = self.weights[arch][name]
-            of = kind if n_out and "gate_inp" not in name else "F32"
+            of = kind if n_out and "gate_inp" not in name and "bias" not in name else "F32"
             packed[name] = of, self.peer.quantise(of, floats, n_in)
             plain[name] = "F32", self.peer.dequantise(of, packed[name][1], len(floats)).tobytes()
         return packed, plain
@@ -222,6 +231,28 @@ class PeerLogits(unittest.TestCase):
         off = distance(got, peer)
         print("%s %s: %.2g" % (arch, options, off))
         self.assertLess(off, 2e-3)
+
+    def check_mistake(self, arch, edit=None, **options):
+        """Ours, and llama.cpp's of a model with a mistake."""
+        packed, _ = self.files_of(arch, "F32")
+        write_model(self.path, arch, packed)
+        got = ours(self.path)
+        for name in packed:
+            if edit and edit[0] in name:
+                values = array.array("f", packed[name][1])
+                packed[name] = "F32", array.array("f", map(edit[1], values)).tobytes()
+        write_model(self.path, arch, packed, **options)
+        off = distance(got, theirs(self.peer, self.path))
+        print("%s with a mistake: %.2g" % (arch, off))
+        self.assertGreater(off, 100 * LIMITS["F32"][0])
+
+    def test_mistakes_of_gpt_oss_are_seen(self):
+        self.check_mistake("gpt-oss", window=WINDOW + 1)
+        self.check_mistake("gpt-oss", window=WINDOW - 1)
+        self.check_mistake("gpt-oss", edit=("attn_sinks", lambda x: -100.0))
+        self.check_mistake("gpt-oss", edit=("gate_inp.bias", lambda x: 0.0))
+        self.check_mistake("gpt-oss", edit=("attn_output.bias", lambda x: 0.0))
+        self.check_mistake("gpt-oss", edit=("down_exps.bias", lambda x: 0.0))
 
     def test_rope_scaling(self):
         self.check_options("llama", scaling="linear")

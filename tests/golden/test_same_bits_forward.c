@@ -108,11 +108,11 @@ static void every_type_has_the_same_bits_everywhere(void **state)
     (void)state;
     const struct kernel *tiers[KERNEL_TIERS_MAX];
     unsigned n_tiers = kernel_tiers_here(tiers);
-    const char *const archs[] = {"llama", "qwen2", "qwen3"}, *const with_experts[] = {"qwen2moe",
-                                                                                      "qwen3moe"};
+    static const char *const archs[] = {"llama", "qwen2", "qwen3"};
+    static const char *const with_experts[] = {"qwen2moe", "qwen3moe", "gpt-oss"};
     for (int n = 0; n < 2 * WEIGHTS_TYPES; n++) {
         const int i = n % WEIGHTS_TYPES;
-        struct tiny tiny = {.arch = n == i ? archs[i % 3] : with_experts[i % 2],
+        struct tiny tiny = {.arch = n == i ? archs[i % 3] : with_experts[i % 3],
                             .type = weights_types[i].type,
                             .head_type = weights_types[(i + 1) % WEIGHTS_TYPES].type,
                             .mixed = true,
@@ -190,9 +190,9 @@ static void open_crowd(struct crowd *c)
 }
 
 /* Two layers: what experts add changes K and V of the second. */
-static void open_crowd_of_experts(struct crowd *c, unsigned n_threads)
+static void open_crowd_of_experts(struct crowd *c, const char *arch, unsigned n_threads)
 {
-    const struct tiny tiny = {.arch = "qwen2moe",
+    const struct tiny tiny = {.arch = arch,
                               .type = KERNEL_Q4_K,
                               .head_type = KERNEL_Q8_0,
                               .mixed = true,
@@ -266,13 +266,14 @@ static void neighbours_change_nothing(void **state)
 /* Few rows, and so many that an expert's outputs are added in several pieces. */
 static void neighbours_change_nothing_for_experts(void **state)
 {
+    static const char *const archs[] = {"qwen2moe", "gpt-oss"};
     static const uint32_t most[] = {2, 18, 140};
     static struct crowd c;
     (void)state;
     dice_state = 7;
-    for (unsigned i = 0; i < ARRAY_LEN(most); i++) {
-        open_crowd_of_experts(&c, 1 + i);
-        run_crowd(&c, most[i]);
+    for (unsigned i = 0; i < ARRAY_LEN(archs) * ARRAY_LEN(most); i++) {
+        open_crowd_of_experts(&c, archs[i / ARRAY_LEN(most)], 1 + i % 3);
+        run_crowd(&c, most[i % ARRAY_LEN(most)]);
         close_crowd(&c);
     }
 }

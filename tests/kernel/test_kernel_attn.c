@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/mem.h"
 #include "base/rng.h"
 #include "kernel/kernel_impl.h"
 #include "lib/rigs/guard.h"
@@ -21,15 +22,24 @@ struct scene {
     float *q;           // (MAX_ROWS, n_group, head_dim)
     const float *k, *v; // (MAX_POS, head_dim), by position
     enum kernel_kv type;
+    uint32_t window;
+    float *sinks; // (n_group), or NULL
     char *pool;   // (SLOTS / 16) blocks
     size_t block; // bytes
 };
 
 #define SLOTS ((MAX_POS / 16 + 1) * 16 * 2)
 
+/* The first position that the last of n_pos sees. */
+static uint32_t first_seen(const struct scene *s, uint32_t n_pos)
+{
+    return s->window && n_pos > s->window ? n_pos - s->window : 0;
+}
+
 /* Whole blocks of the first n_base positions in falling order; the others are scattered after
- * them. */
-static void place(struct scene *s, uint32_t n_pos, uint32_t n_base, uint32_t salt)
+ * them. Blocks that no row with `least` positions or more sees hold NaNs. */
+static void place_from(struct scene *s, uint32_t n_pos, uint32_t n_base, uint32_t salt,
+                       uint32_t least)
 {
     uint32_t d = s->head_dim;
     s->n_pos = n_pos;
@@ -39,19 +49,37 @@ static void place(struct scene *s, uint32_t n_pos, uint32_t n_base, uint32_t sal
     for (uint32_t i = 0; i < n_pos - n_base; i++)
         s->tail[i] = SLOTS / 2 + (i * 7 + salt) % (SLOTS / 2);
     memset(s->pool, 0xff, SLOTS / 16 * s->block); // NaN: slots of no position
-    for (uint32_t p = 0; p < n_pos; p++) {
+    for (uint32_t p = first_seen(s, least) / 16 * 16; p < n_pos; p++) {
         uint32_t slot = p < n_base ? s->blocks[p / 16] * 16 + p % 16 : s->tail[p - n_base];
         kernel_tier("c")->kv_put(s->type, s->k + p * d, s->v + p * d, d, slot % 16,
                                  s->pool + slot / 16 * s->block);
     }
 }
 
-static enum kernel_kv type; // of the scenes
+static void place(struct scene *s, uint32_t n_pos, uint32_t n_base, uint32_t salt)
+{
+    place_from(s, n_pos, n_base, salt, n_pos);
+}
+
+static const struct kind {
+    const char *name;
+    enum kernel_kv type;
+    uint32_t window;
+    bool has_sinks;
+} kinds[] = {{"F16", KERNEL_KV_F16, 0, false},
+             {"F32", KERNEL_KV_F32, 0, false},
+             {"INT8", KERNEL_KV_INT8, 0, false},
+             {"F16, window and sinks", KERNEL_KV_F16, 100, true},
+             {"F32, window and sinks", KERNEL_KV_F32, 290, true},
+             {"INT8, window and sinks", KERNEL_KV_INT8, 100, true}};
+static const struct kind *kind; // of the scenes
 
 static struct scene scene_of(uint32_t n_group, uint32_t head_dim)
 {
-    struct scene s = {.n_group = n_group, .head_dim = head_dim, .type = type};
-    s.block = kernel_kv_bytes(type, head_dim);
+    struct scene s = {
+        .n_group = n_group, .head_dim = head_dim, .type = kind->type, .window = kind->window};
+    s.block = kernel_kv_bytes(kind->type, head_dim);
+    s.sinks = kind->has_sinks ? weights_floats(1, n_group, 4, false) : NULL;
     s.q = weights_floats(MAX_ROWS * n_group, head_dim, 1, false);
     s.k = weights_floats(MAX_POS, head_dim, 2, false);
     s.v = weights_floats(MAX_POS, head_dim, 3, false);
@@ -62,6 +90,7 @@ static struct scene scene_of(uint32_t n_group, uint32_t head_dim)
 static void scene_done(struct scene *s)
 {
     free(s->q);
+    free(s->sinks);
     free((void *)s->k);
     free((void *)s->v);
     guard_free_all();
@@ -83,7 +112,9 @@ static void attend_rows(const struct kernel *k, const struct scene *s,
         .n_rows = n_rows,
         .n_heads = n,
         .head_dim = d,
+        .window = s->window,
         .scale = 1 / sqrtf((float)d),
+        .sinks = s->sinks ? s->sinks + h : NULL,
         .blocks = s->blocks,
         .type = s->type,
         .kv = s->pool,
@@ -135,13 +166,14 @@ static void check_float64(const struct scene *s, const float *out)
     }
     for (uint32_t h = 0; h < s->n_group; h++) {
         static double w[MAX_POS];
-        double sum = 0, q[72];
+        const uint32_t first = first_seen(s, s->n_pos);
+        double sum = s->sinks ? exp((double)s->sinks[h]) : 0, q[72];
         keep(s->type == KERNEL_KV_INT8 ? s->type : KERNEL_KV_F32, s->q + h * d, d, q);
-        for (uint32_t p = 0; p < s->n_pos; p++)
+        for (uint32_t p = first; p < s->n_pos; p++)
             sum += w[p] = exp(dot64(q, k[p], d) / sqrt(d));
         for (uint32_t i = 0; i < d; i++) {
             double want = 0;
-            for (uint32_t p = 0; p < s->n_pos; p++)
+            for (uint32_t p = first; p < s->n_pos; p++)
                 want += w[p] / sum * v[p][i];
             if (!(fabs(out[h * d + i] - want) < bound))
                 fail_msg("%u positions, head %u, %u: %g is not %g", s->n_pos, h, i, out[h * d + i],
@@ -245,13 +277,13 @@ static uint32_t dice(uint32_t n)
  * are the end of a chain, paths through a tree, or random. */
 static void random_sights(const struct scene *s, struct kernel_sight *sights, uint32_t n_rows)
 {
-    uint32_t kind = dice(3), n_tails = s->n_pos - s->n_base;
+    uint32_t shape = dice(3), n_tails = s->n_pos - s->n_base;
     for (uint32_t r = 0; r < n_rows; r++) {
         uint32_t back = n_rows - 1 - r, at = dice(n_tails), n = dice(n_tails - at);
         struct kernel_sight chain = {s->n_base > back ? s->n_base - back : 1, 0, NULL};
         struct kernel_sight path = {s->n_base, n, s->tail + at};
         struct kernel_sight any = {1 + dice(s->n_base), n, s->tail + at};
-        sights[r] = kind == 0 ? chain : kind == 1 ? path : any;
+        sights[r] = shape == 0 ? chain : shape == 1 ? path : any;
     }
 }
 
@@ -295,7 +327,7 @@ static void rows_together_have_the_bits_of_rows_alone(void **state)
             struct scene s = scene_of(groups[g], dims[d]);
             for (unsigned i = 0; i < lib_amount(3, 3, 60); i += kernel_tiers_step()) {
                 uint32_t n_base = 1 + dice(bases[dice(6)]);
-                place(&s, n_base + 1 + dice(64), n_base, i);
+                place_from(&s, n_base + 1 + dice(64), n_base, i, 1);
                 check_rows(&s, groups[g] > 8 ? 1 + dice(3) : 1 + dice(MAX_ROWS));
             }
             scene_done(&s);
@@ -324,14 +356,14 @@ static void large_scores_neither_overflow_nor_vanish(void **state)
 
 /* Rows of zeros, of one value, of values near the limits of float, of NaNs and infinities; each in
  * K, in V or in both. */
-static void make_extreme(float *row, uint32_t n, uint32_t kind)
+static void make_extreme(float *row, uint32_t n, uint32_t values)
 {
     static const float ends[] = {3e38f, -3e38f, 1e-38f, 1e-45f, -1e30f, 0x1p-126f, 1, -0.0f};
-    for (uint32_t i = 0; i < n && kind < 9; i++)
-        row[i] = kind == 8 ? 0 : i % 3 ? row[i] * ends[kind] : ends[kind];
-    if (kind == 9)
+    for (uint32_t i = 0; i < n && values < 9; i++)
+        row[i] = values == 8 ? 0 : i % 3 ? row[i] * ends[values] : ends[values];
+    if (values == 9)
         row[n - 1] = NAN;
-    if (kind == 10)
+    if (values == 10)
         row[0] = -INFINITY;
 }
 
@@ -343,13 +375,13 @@ static void extreme_values_have_the_same_bits(void **state)
     unsigned n_tiers = kernel_tiers_here(k);
     const uint32_t n_group = 4, d = 64, n_rows = 6, n_out = n_rows * n_group * d;
     float *want = weights_alloc(n_out * sizeof(float)), *out = weights_alloc(n_out * sizeof(float));
-    for (uint32_t kind = 0; kind < 33; kind++) {
+    for (uint32_t extreme = 0; extreme < 33; extreme++) {
         struct scene s = scene_of(n_group, d);
         struct kernel_sight sights[6];
-        make_extreme((float *)s.k + 20 * d, d, kind / 3);
-        if (kind % 3)
-            make_extreme((float *)s.v + (kind % 3 == 1 ? 20 : 290) * d, d, kind / 3);
-        place(&s, 310, 300, kind);
+        make_extreme((float *)s.k + 20 * d, d, extreme / 3);
+        if (extreme % 3)
+            make_extreme((float *)s.v + (extreme % 3 == 1 ? 20 : 290) * d, d, extreme / 3);
+        place_from(&s, 310, 300, extreme, 15);
         for (uint32_t r = 0; r < n_rows; r++)
             sights[r] = (struct kernel_sight){15 + 57 * r, r == 5 ? 10 : 0, s.tail};
         for (unsigned t = 0; t < n_tiers; t++)
@@ -362,9 +394,9 @@ static void extreme_values_have_the_same_bits(void **state)
                 if (t == 0 && step == 1)
                     memcpy(want, out, n_out * sizeof(float));
                 if (memcmp(out, want, n_out * sizeof(float)) != 0)
-                    fail_msg("%s, kind %u: other bits", k[t]->name, kind);
+                    fail_msg("%s, values %u: other bits", k[t]->name, extreme);
             }
-        assert_true(kind < 27 || kind / 3 == 8 || want[n_out - 1] != want[n_out - 1]);
+        assert_true(extreme < 27 || s.window || want[n_out - 1] != want[n_out - 1]);
         assert_true(want[0] == want[0]); // sees no NaN
         scene_done(&s);
     }
@@ -388,23 +420,23 @@ static void a_position_is_stored_and_moved_alone(void **state)
             memset(c, 0, s.block);
             for (uint32_t p = 0; p < 16; p++) { // in other places first, and in another order
                 const float *key = s.k + p * dims[i], *value = s.v + p * dims[i];
-                k[0]->kv_put(type, key, value, dims[i], p, a);
-                k[t]->kv_put(type, value, key, dims[i], 15 - p, b);
+                k[0]->kv_put(s.type, key, value, dims[i], p, a);
+                k[t]->kv_put(s.type, value, key, dims[i], 15 - p, b);
             }
             for (uint32_t p = 0; p < 16; p++)
-                k[t]->kv_put(type, s.k + p * dims[i], s.v + p * dims[i], dims[i], p, b);
+                k[t]->kv_put(s.type, s.k + p * dims[i], s.v + p * dims[i], dims[i], p, b);
             assert_memory_equal(b, a, s.block);
             for (uint32_t p = 0; p < 16; p++)
-                kernel_kv_move(type, dims[i], a, p, c, (5 * p + 3) % 16);
+                kernel_kv_move(s.type, dims[i], a, p, c, (5 * p + 3) % 16);
             memset(b, 0, s.block);
             for (uint32_t p = 0; p < 16; p++)
-                kernel_kv_move(type, dims[i], c, (5 * p + 3) % 16, b, p);
+                kernel_kv_move(s.type, dims[i], c, (5 * p + 3) % 16, b, p);
             for (uint32_t p = 0; p < 16; p++) // the padding is not moved
-                k[t]->kv_put(type, s.k + p * dims[i], s.v + p * dims[i], dims[i], p, c);
+                k[t]->kv_put(s.type, s.k + p * dims[i], s.v + p * dims[i], dims[i], p, c);
             assert_memory_equal(c, a, s.block);
             memset(c, 0, s.block);
             for (uint32_t p = 0; p < 16; p++)
-                kernel_kv_move(type, dims[i], a, p, c, p);
+                kernel_kv_move(s.type, dims[i], a, p, c, p);
             assert_memory_equal(b, c, s.block);
         }
         scene_done(&s);
@@ -424,7 +456,7 @@ int main(void)
         cmocka_unit_test(a_position_is_stored_and_moved_alone),
     };
     int failed = 0;
-    for (type = KERNEL_KV_F16; type <= KERNEL_KV_INT8; type++)
-        failed += cmocka_run_group_tests_name(kernel_kv_name(type), tests, NULL, NULL);
+    for (kind = kinds; kind < kinds + ARRAY_LEN(kinds); kind++)
+        failed += cmocka_run_group_tests_name(kind->name, tests, NULL, NULL);
     return failed;
 }

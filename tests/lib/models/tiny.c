@@ -43,7 +43,7 @@ static bool is(const struct tiny *t, const char *arch)
 
 static bool has_experts(const struct tiny *t)
 {
-    return strstr(t->arch, "moe") != NULL;
+    return strstr(t->arch, "moe") || is(t, "gpt-oss");
 }
 
 static bool has_shared_expert(const struct tiny *t)
@@ -93,6 +93,13 @@ static void experts(struct list *l, const char *name, enum kernel_type type, uin
     l->v[l->n - 1].n = TINY_EXPERTS;
 }
 
+/* A vector of each expert. */
+static void expert_biases(struct list *l, const struct tiny *o, const char *name, uint32_t n)
+{
+    vec(l, o, name, n * TINY_EXPERTS, 0, 0.5f);
+    l->v[l->n - 1].n = TINY_EXPERTS;
+}
+
 static const char *in_layer(uint32_t layer, const char *name)
 {
     static char full[48];
@@ -119,6 +126,22 @@ static void list_feed_forward(struct list *l, const struct tiny *o, uint32_t i,
     experts(l, in_layer(i, "ffn_gate_exps.weight"), o->type, TINY_EMBD, TINY_EXPERT_FF);
     experts(l, in_layer(i, "ffn_up_exps.weight"), o->type, TINY_EMBD, TINY_EXPERT_FF);
     experts(l, in_layer(i, "ffn_down_exps.weight"), other, TINY_EXPERT_FF, TINY_EMBD);
+    if (!is(o, "gpt-oss"))
+        return;
+    vec(l, o, in_layer(i, "ffn_gate_inp.bias"), TINY_EXPERTS, 0, o->flat_router ? 0 : 1);
+    expert_biases(l, o, in_layer(i, "ffn_gate_exps.bias"), TINY_EXPERT_FF);
+    expert_biases(l, o, in_layer(i, "ffn_up_exps.bias"), TINY_EXPERT_FF);
+    expert_biases(l, o, in_layer(i, "ffn_down_exps.bias"), TINY_EMBD);
+}
+
+static bool has_qkv_bias(const struct tiny *t)
+{
+    return is(t, "qwen2") || is(t, "gpt-oss");
+}
+
+static const char *ffn_norm(const struct tiny *t)
+{
+    return is(t, "gpt-oss") ? "post_attention_norm.weight" : "ffn_norm.weight";
 }
 
 static void list_layer(struct list *l, const struct tiny *o, uint32_t i)
@@ -129,12 +152,16 @@ static void list_layer(struct list *l, const struct tiny *o, uint32_t i)
     mat(l, in_layer(i, "attn_k.weight"), o->type, TINY_EMBD, N_KV, 1.5f);
     mat(l, in_layer(i, "attn_v.weight"), other, TINY_EMBD, N_KV, 1);
     mat(l, in_layer(i, "attn_output.weight"), o->type, N_Q, TINY_EMBD, 0.7f);
-    vec(l, o, in_layer(i, "ffn_norm.weight"), TINY_EMBD, 1, 0.2f);
+    vec(l, o, in_layer(i, ffn_norm(o)), TINY_EMBD, 1, 0.2f);
     list_feed_forward(l, o, i, other);
-    if (is(o, "qwen2")) {
+    if (has_qkv_bias(o)) {
         vec(l, o, in_layer(i, "attn_q.bias"), N_Q, 0, 0.5f);
         vec(l, o, in_layer(i, "attn_k.bias"), N_KV, 0, 0.5f);
         vec(l, o, in_layer(i, "attn_v.bias"), N_KV, 0, 0.5f);
+    }
+    if (is(o, "gpt-oss")) {
+        vec(l, o, in_layer(i, "attn_output.bias"), TINY_EMBD, 0, 0.5f);
+        vec(l, o, in_layer(i, "attn_sinks.weight"), TINY_HEADS, 0, 2);
     }
     if (is(o, "qwen3")) {
         vec(l, o, in_layer(i, "attn_q_norm.weight"), TINY_HEAD_DIM, 1.2f, 0.2f);
@@ -182,6 +209,8 @@ static void write_keys(struct gguf_write *w, const struct tiny *o)
         key_int(w, o, "expert_used_count", TINY_USED_EXPERTS);
         key_int(w, o, "expert_feed_forward_length", TINY_EXPERT_FF);
     }
+    if (is(o, "gpt-oss"))
+        key_int(w, o, "attention.sliding_window", TINY_WINDOW);
     if (has_shared_expert(o))
         key_int(w, o, "expert_shared_feed_forward_length", TINY_SHARED_FF);
     if (o->more.name) {
@@ -271,11 +300,13 @@ static void write_file(const struct tiny *o, FILE *to)
     write_vocab(w);
     for (uint32_t i = 0; i < l.n; i++) {
         const struct tensor *t = &l.v[i];
-        gguf_write_tensor(w, t->name, quantise_to_gguf(t->type),
-                          t->n       ? 3
-                          : t->n_out ? 2
-                                     : 1,
-                          (uint64_t[]){t->n_in, t->n_out / (t->n ? t->n : 1), t->n});
+        const uint32_t each = t->n ? t->n : 1;
+        if (t->n_out)
+            gguf_write_tensor(w, t->name, quantise_to_gguf(t->type), t->n ? 3 : 2,
+                              (uint64_t[]){t->n_in, t->n_out / each, t->n});
+        else
+            gguf_write_tensor(w, t->name, quantise_to_gguf(t->type), t->n ? 2 : 1,
+                              (uint64_t[]){t->n_in / each, t->n});
     }
     must(gguf_write_head(w, to), "gguf_write_head");
     for (uint32_t i = 0; i < l.n; i++) {
@@ -400,12 +431,13 @@ struct cache {
     double k[TINY_CONTEXT][N_KV], v[TINY_CONTEXT][N_KV];
 };
 
-static void plain_attend(const double *q, const struct cache *c, uint32_t pos, uint32_t head,
-                         double *out)
+/* Positions from `first` on. */
+static void plain_attend(const double *q, const struct cache *c, uint32_t first, uint32_t pos,
+                         uint32_t head, const float *sinks, double *out)
 {
     uint32_t kv = head / GROUP * TINY_HEAD_DIM;
-    double scores[TINY_CONTEXT], largest = -INFINITY, sum = 0;
-    for (uint32_t p = 0; p <= pos; p++) {
+    double scores[TINY_CONTEXT], largest = sinks ? (double)sinks[head] : -INFINITY, sum = 0;
+    for (uint32_t p = first; p <= pos; p++) {
         scores[p] = 0;
         for (uint32_t i = 0; i < TINY_HEAD_DIM; i++)
             scores[p] += q[head * TINY_HEAD_DIM + i] * c->k[p][kv + i];
@@ -414,9 +446,11 @@ static void plain_attend(const double *q, const struct cache *c, uint32_t pos, u
     }
     for (uint32_t i = 0; i < TINY_HEAD_DIM; i++)
         out[head * TINY_HEAD_DIM + i] = 0;
-    for (uint32_t p = 0; p <= pos; p++)
+    if (sinks)
+        sum = exp((double)sinks[head] - largest);
+    for (uint32_t p = first; p <= pos; p++)
         sum += exp(scores[p] - largest);
-    for (uint32_t p = 0; p <= pos; p++)
+    for (uint32_t p = first; p <= pos; p++)
         for (uint32_t i = 0; i < TINY_HEAD_DIM; i++)
             out[head * TINY_HEAD_DIM + i] += exp(scores[p] - largest) / sum * c->v[p][kv + i];
 }
@@ -426,7 +460,7 @@ static void plain_attention(const struct tiny *t, const struct checkpoint *g, ui
 {
     double h[TINY_EMBD], q[N_Q], out[N_Q];
     char b[3][48] = {{0}};
-    for (int i = 0; i < 3 && is(t, "qwen2"); i++)
+    for (int i = 0; i < 3 && has_qkv_bias(t); i++)
         snprintf(b[i], sizeof(b[i]), "blk.%u.attn_%c.bias", layer, "qkv"[i]);
     plain_norm(g, in_layer(layer, "attn_norm.weight"), TINY_EMBD, x, h);
     plain_apply(g, in_layer(layer, "attn_q.weight"), b[0], h, TINY_EMBD, N_Q, q);
@@ -445,36 +479,70 @@ static void plain_attention(const struct tiny *t, const struct checkpoint *g, ui
         c->k[pos][i] = as_stored(c->k[pos][i]);
         c->v[pos][i] = as_stored(c->v[pos][i]);
     }
+    const bool has_window = is(t, "gpt-oss") && layer % 2 == 0;
+    AUTO(mem_free) float *sinks = tensor_of(g, in_layer(layer, "attn_sinks.weight"));
     for (uint32_t i = 0; i < TINY_HEADS; i++)
-        plain_attend(q, c, pos, i, out);
-    plain_apply(g, in_layer(layer, "attn_output.weight"), NULL, out, N_Q, TINY_EMBD, h);
+        plain_attend(q, c, has_window && pos >= TINY_WINDOW ? pos - TINY_WINDOW + 1 : 0, pos, i,
+                     sinks, out);
+    snprintf(b[0], sizeof(b[0]), "blk.%u.attn_output.bias", layer);
+    plain_apply(g, in_layer(layer, "attn_output.weight"), b[0], out, N_Q, TINY_EMBD, h);
     for (uint32_t i = 0; i < TINY_EMBD; i++)
         x[i] += h[i];
 }
 
-/* x += factor * SwiGLU(h) by matrices of these names; of expert e. */
+/* y += row e of a tensor; none if it does not exist. */
+static void plain_bias(const struct checkpoint *g, const char *name, uint32_t e, uint32_t n,
+                       double *y)
+{
+    AUTO(mem_free) float *b = tensor_of(g, name);
+    for (uint32_t i = 0; i < n && b; i++)
+        y[i] += (double)b[e * n + i];
+}
+
+/* The activation of gpt-oss. */
+static double plain_clamped(double gate, double up)
+{
+    gate = fmin(gate, 7);
+    up = fmin(fmax(up, -7), 7);
+    return gate / (1 + exp(-1.702 * gate)) * (up + 1);
+}
+
+/* x += factor * SwiGLU(h) by matrices of these names, of expert e. With biases it is that of
+ * gpt-oss. */
 static void plain_swiglu(const struct checkpoint *g, uint32_t layer, const char *const names[3],
-                         uint32_t n_ff, uint32_t e, double factor, const double *h, double *x)
+                         const char *const biases[3], uint32_t n_ff, uint32_t e, double factor,
+                         const double *h, double *x)
 {
     double gate[TINY_SHARED_FF], up[TINY_SHARED_FF], out[TINY_EMBD]; // the widest
     plain_rows(g, in_layer(layer, names[0]), e * n_ff, h, TINY_EMBD, n_ff, gate);
     plain_rows(g, in_layer(layer, names[1]), e * n_ff, h, TINY_EMBD, n_ff, up);
+    if (biases) {
+        plain_bias(g, in_layer(layer, biases[0]), e, n_ff, gate);
+        plain_bias(g, in_layer(layer, biases[1]), e, n_ff, up);
+    }
     for (uint32_t i = 0; i < n_ff; i++)
-        gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
+        gate[i] = biases ? plain_clamped(gate[i], up[i]) : gate[i] / (1 + exp(-gate[i])) * up[i];
     plain_rows(g, in_layer(layer, names[2]), e * TINY_EMBD, gate, n_ff, TINY_EMBD, out);
+    if (biases)
+        plain_bias(g, in_layer(layer, biases[2]), e, TINY_EMBD, out);
     for (uint32_t i = 0; i < TINY_EMBD; i++)
         x[i] += factor * out[i];
 }
 
-/* The experts of the largest probabilities. For qwen3moe, these are divided by their sum. */
+/* The experts of the largest probabilities. For qwen3moe and gpt-oss, these are divided by their
+ * sum. */
 static void plain_experts(const struct tiny *t, const struct checkpoint *g, uint32_t layer,
                           const double *h, double *x)
 {
     static const char *const names[] = {"ffn_gate_exps.weight", "ffn_up_exps.weight",
                                         "ffn_down_exps.weight"};
+    static const char *const biases[] = {"ffn_gate_exps.bias", "ffn_up_exps.bias",
+                                         "ffn_down_exps.bias"};
+    const bool is_oss = is(t, "gpt-oss");
     double p[TINY_EXPERTS], sum = 0, used = 0;
     bool chosen[TINY_EXPERTS] = {false};
     plain_apply(g, in_layer(layer, "ffn_gate_inp.weight"), NULL, h, TINY_EMBD, TINY_EXPERTS, p);
+    plain_bias(g, in_layer(layer, "ffn_gate_inp.bias"), 0, TINY_EXPERTS, p);
     for (uint32_t e = 0; e < TINY_EXPERTS; e++)
         sum += p[e] = exp(p[e]);
     for (uint32_t n = 0, best = 0; n < TINY_USED_EXPERTS; n++) {
@@ -487,22 +555,22 @@ static void plain_experts(const struct tiny *t, const struct checkpoint *g, uint
     }
     for (uint32_t e = 0; e < TINY_EXPERTS; e++)
         if (chosen[e])
-            plain_swiglu(g, layer, names, TINY_EXPERT_FF, e, p[e] / (is(t, "qwen3") ? used : sum),
-                         h, x);
+            plain_swiglu(g, layer, names, is_oss ? biases : NULL, TINY_EXPERT_FF, e,
+                         p[e] / (is_oss || is(t, "qwen3") ? used : sum), h, x);
 }
 
 static void plain_ff(const struct tiny *t, const struct checkpoint *g, uint32_t layer, double *x)
 {
     double h[TINY_EMBD], gate;
-    plain_norm(g, in_layer(layer, "ffn_norm.weight"), TINY_EMBD, x, h);
+    plain_norm(g, in_layer(layer, ffn_norm(t)), TINY_EMBD, x, h);
     if (has_experts(t))
         plain_experts(t, g, layer, h, x);
     else
-        plain_swiglu(g, layer, dense_names, TINY_FF, 0, 1, h, x);
+        plain_swiglu(g, layer, dense_names, NULL, TINY_FF, 0, 1, h, x);
     if (!has_shared_expert(t))
         return;
     plain_apply(g, in_layer(layer, "ffn_gate_inp_shexp.weight"), NULL, h, TINY_EMBD, 1, &gate);
-    plain_swiglu(g, layer, shared_names, TINY_SHARED_FF, 0, 1 / (1 + exp(-gate)), h, x);
+    plain_swiglu(g, layer, shared_names, NULL, TINY_SHARED_FF, 0, 1 / (1 + exp(-gate)), h, x);
 }
 
 void tiny_logits(const struct tiny *t, const void *file, size_t len, const uint32_t *tokens,

@@ -8,7 +8,8 @@
 #include "file/gguf.h"
 
 struct tiny {
-    const char *arch;           // "llama", "qwen2", "qwen3", or with experts "qwen2moe", "qwen3moe"
+    /* "llama", "qwen2", "qwen3"; with experts "gpt-oss", "qwen2moe", "qwen3moe" */
+    const char *arch;
     enum kernel_type type;      // of all matrices
     enum kernel_type head_type; // of the embedding, and of the head
     bool tied;
@@ -36,6 +37,7 @@ struct tiny {
 #define TINY_USED_EXPERTS 2
 #define TINY_EXPERT_FF 512
 #define TINY_SHARED_FF 768
+#define TINY_WINDOW 24 // of the even layers of gpt-oss
 #define TINY_CONTEXT 512
 
 /* The bytes of the file, aligned for readers; free them. */

@@ -327,6 +327,132 @@ static void the_prompt_decides_whether_reasoning_has_begun(void **state)
     assert_true(!r.begun && !r.closed);
 }
 
+/* ---- gpt-oss ---- */
+
+#define HEADER(channel) "<|channel|>" channel "<|message|>"
+#define NEXT "<|end|><|start|>assistant"
+
+static void harmony(bool thinking, enum tool_format f, const char *text, const char *want)
+{
+    static const struct output_parser_thinking analysis;
+    becomes(&(struct output_parser_rules){.thinking = thinking ? &analysis : NULL,
+                                          .is_harmony = true,
+                                          .format = f},
+            text, want);
+}
+
+/* The texts and their meanings are those of llama.cpp's tests of the format. */
+static void channels_of_gpt_oss_are_separated(void **state)
+{
+    (void)state;
+    harmony(true, TOOLS_NONE, HEADER("final") "Hello, world!\nWhat's up?",
+            "|Hello, world!\nWhat's up?|");
+    harmony(true, TOOLS_NONE, HEADER("commentary") "Hello", "|Hello|");
+    harmony(true, TOOLS_NONE,
+            HEADER("analysis") "I'm\nthinking" NEXT HEADER("final") "Hello<|return|>",
+            "I'm\nthinking|Hello|");
+    harmony(false, TOOLS_NONE, HEADER("analysis") "a" NEXT HEADER("final") "b", "|a\n\nb|");
+    harmony(true, TOOLS_NONE, HEADER("analysis") "I'm", "I'm||");
+    harmony(true, TOOLS_NONE,
+            HEADER("analysis") "a" NEXT "<|channel|>final <|constrain|>json<|message|>{\"n\": 1.5}",
+            "a|{\"n\": 1.5}|");
+    harmony(true, TOOLS_NONE,
+            HEADER("analysis") "a" NEXT HEADER("analysis") "b" NEXT HEADER(
+                "commentary") "c" NEXT HEADER("final") "d",
+            "a\n\nb|c\n\nd|");
+    harmony(true, TOOLS_NONE, "<|channel|>commentary to=assistant" HEADER("final") "x", "|x|");
+}
+
+static void calls_of_gpt_oss_have_recipients(void **state)
+{
+    (void)state;
+    static const char *const headers[] = {
+        " to=functions.f<|channel|>analysis<|message|>",
+        "<|channel|>analysis to=functions.f<|message|>",
+        " to=functions.f<|channel|>analysis <|constrain|>json<|message|>",
+        "<|channel|>commentary to=functions.f<|message|>",
+        "<|channel|>commentary to=functions.f <|constrain|>json<|message|>",
+        "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>",
+    };
+    static const char *const ends[] = {"", "<|call|>", "<|end|>"};
+    for (size_t i = 0; i < ARRAY_LEN(headers) * ARRAY_LEN(ends); i++) {
+        const char *header = headers[i % ARRAY_LEN(headers)], *end = ends[i / ARRAY_LEN(headers)];
+        AUTO(mem_free) char *text = NULL, *after = NULL;
+        assert_true(asprintf(&text, "%s{ \"a<|\": 1}%s", header, end) > 0);
+        harmony(true, TOOLS_HARMONY, text, "||f({ \"a<|\": 1});");
+        assert_true(asprintf(&after, HEADER("analysis") "hm" NEXT "%s", text) > 0);
+        harmony(true, TOOLS_HARMONY, after, "hm||f({ \"a<|\": 1});");
+        harmony(true, TOOLS_NONE, text, "{ \"a<|\": 1}||"); // no tool of the request
+    }
+    harmony(true, TOOLS_HARMONY, "<|channel|>commentary to=python<|message|>1 + 1", "1 + 1||");
+    harmony(
+        true, TOOLS_HARMONY,
+        HEADER("commentary") "I look." NEXT
+                             "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
+                             "<|start|>assistant<|channel|>commentary to=functions.g<|message|>{}",
+        "|I look.|f({});g({});");
+    harmony(true, TOOLS_HARMONY, "<|channel|>commentary to=functions.f<|message|>not JSON<|call|>",
+            "|not JSON|");
+    harmony(true, TOOLS_HARMONY,
+            "<|channel|>commentary to=functions.f<|message|>{\"a\": ", "|{\"a\": |");
+}
+
+static void text_without_channels_is_content(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"Hello",     "to be < or <| not", " tool",  "t",
+                                        "<",         "<|unknown|>",       "<|chan", "x<|en",
+                                        "1 <|end of"};
+    for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
+        AUTO(mem_free) char *want = NULL;
+        assert_true(asprintf(&want, "|%s|", texts[i]) > 0);
+        harmony(true, TOOLS_HARMONY, texts[i], want);
+    }
+    harmony(true, TOOLS_HARMONY, "<|end|>" HEADER("final") "x", "|x|");
+    harmony(true, TOOLS_HARMONY, HEADER("analysis") "a" HEADER("final") "b", "a|b|"); // no end
+    harmony(true, TOOLS_HARMONY, HEADER("final") "a" NEXT "<|channel|>fin", "|a|");   // cut off
+}
+
+/* Longer headers are text, longer arguments are no call, and there are 128 calls at most. */
+static void answers_of_gpt_oss_have_limits(void **state)
+{
+    (void)state;
+    AUTO(buf_done) struct buf text = {0}, want = {0};
+    buf_init(&text, 1 << 20);
+    buf_init(&want, 1 << 20);
+    buf_puts(&text, "<|channel|>");
+    while (text.len <= HARMONY_HEADER_MAX)
+        buf_puts(&text, "x");
+    buf_printf(&want, "|%s|", text.data);
+    AUTO(mem_free)
+    char *got = split(&(struct output_parser_rules){.is_harmony = true}, text.data, 1, 1);
+    assert_string_equal(got, want.data);
+
+    buf_clear(&text);
+    buf_puts(&text, "<|channel|>commentary to=functions.f<|message|>");
+    const size_t n_header = text.len;
+    buf_puts(&text, "{\"");
+    while (text.len - n_header < TOOL_PARSER_MAX_BYTES)
+        buf_puts(&text, "y");
+    buf_puts(&text, "\": 1}<|call|>");
+    const struct output_parser_rules rules = {.is_harmony = true, .format = TOOLS_HARMONY};
+    free(got);
+    got = split(&rules, text.data, 1000, 1000);
+    assert_int_equal(strlen(got), text.len - n_header - strlen("<|call|>") + 2);
+    assert_memory_equal(got, "|{\"yyy", 6);
+
+    buf_clear(&text);
+    for (unsigned i = 0; i < TOOL_PARSER_MAX + 2; i++)
+        buf_puts(&text, "<|channel|>commentary to=functions.f<|message|>{}<|call|>");
+    free(got);
+    got = split(&rules, text.data, 1, 1);
+    unsigned n = 0;
+    for (const char *at = got; (at = strstr(at, "f({});")); at++)
+        n++;
+    assert_int_equal(n, TOOL_PARSER_MAX);
+    assert_memory_equal(got, "|{}\n\n{}|", 8);
+}
+
 static void a_call_without_an_end_becomes_content(void **state)
 {
     (void)state;
@@ -450,6 +576,7 @@ static void templates_determine_the_format(void **state)
         {"GLM-4.6", TOOLS_GLM, true},
         {"GLM-4.7-Flash", TOOLS_GLM, true},
         {"Kimi-K2-Instruct", TOOLS_KIMI, false},
+        {"openai-gpt-oss-120b", TOOLS_HARMONY, true},
         {"Kimi-K2-Thinking", TOOLS_KIMI, true},
         {"moonshotai-Kimi-K2", TOOLS_KIMI, false},
         {"Mistral-Small-3.2-24B-Instruct-2506", TOOLS_MISTRAL, false},
@@ -491,7 +618,7 @@ static void formats_have_names(void **state)
     assert_int_equal(tool_parser_format_named("kimi"), TOOLS_KIMI);
     assert_int_equal(tool_parser_format_named("auto"), TOOLS_NONE);
     static const char *const names[] = {"none",     "hermes", "qwen-coder", "llama", "mistral",
-                                        "deepseek", "dsml",   "glm",        "kimi"};
+                                        "deepseek", "dsml",   "glm",        "kimi",  "harmony"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         char part[32];
         snprintf(part, sizeof(part), "%.*s", (int)strlen(names[i]) - 1, names[i]);
@@ -509,6 +636,7 @@ static void formats_have_names(void **state)
              {"DSML", TOOLS_DSML},
              {"<|tool_call_begin|>", TOOLS_KIMI},
              {"<|python_tag|>", TOOLS_LLAMA},
+             {"<|channel|>commentary", TOOLS_HARMONY},
              {"<tool_call><function=", TOOLS_CODER}, // the more special one
              {"plain", TOOLS_NONE}};
     for (size_t i = 0; i < ARRAY_LEN(v); i++)
@@ -714,6 +842,10 @@ int main(void)
         cmocka_unit_test(a_section_of_kimi_ends_its_reasoning),
         cmocka_unit_test(ids_are_used_where_templates_need_them),
         cmocka_unit_test(the_prompt_decides_whether_reasoning_has_begun),
+        cmocka_unit_test(channels_of_gpt_oss_are_separated),
+        cmocka_unit_test(calls_of_gpt_oss_have_recipients),
+        cmocka_unit_test(text_without_channels_is_content),
+        cmocka_unit_test(answers_of_gpt_oss_have_limits),
         cmocka_unit_test(a_call_without_an_end_becomes_content),
         cmocka_unit_test(failed_calls_lose_no_byte),
         cmocka_unit_test(a_false_marker_does_not_hide_a_call),

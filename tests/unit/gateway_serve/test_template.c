@@ -191,6 +191,21 @@ static void developer_becomes_system_for_templates_without_it(void **state)
     renders("{{ messages[0].role }}{# developer #}", vars, "developer");
 }
 
+/* A call has either content or reasoning in the template of gpt-oss. */
+static void reasoning_is_the_thinking_of_gpt_oss(void **state)
+{
+    (void)state;
+    static const char reader[] =
+        "{% for m in messages %}{{ m.thinking }}|{{ m.content }};{% endfor %}";
+    static const char vars[] =
+        "{\"messages\":[{\"content\":\"a\",\"reasoning_content\":\"b\"},"
+        "{\"content\":\"c\",\"reasoning_content\":\"d\",\"tool_calls\":[{\"function\":{}}]}]}";
+    AUTO(mem_free) char *oss = NULL;
+    assert_true(asprintf(&oss, "%s{# <|channel|> #}", reader) > 0);
+    renders(oss, vars, "b|a;d|;");
+    renders(reader, vars, "|a;|c;");
+}
+
 static void an_error_raised_by_a_template_is_returned(void **state)
 {
     (void)state;
@@ -737,6 +752,7 @@ int main(void)
         cmocka_unit_test(a_template_renders_its_variables),
         cmocka_unit_test(templates_have_the_expected_functions),
         cmocka_unit_test(developer_becomes_system_for_templates_without_it),
+        cmocka_unit_test(reasoning_is_the_thinking_of_gpt_oss),
         cmocka_unit_test(an_error_raised_by_a_template_is_returned),
         cmocka_unit_test(text_that_cannot_be_written_ends_no_helper),
         cmocka_unit_test(endless_loops_are_killed),
