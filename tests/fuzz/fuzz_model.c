@@ -194,6 +194,12 @@ static void add_experts(struct file *f, uint32_t l)
     expert_tensor(f, l, "ffn_gate_exps.weight", f->n_embd, f->n_expert_ff);
     expert_tensor(f, l, "ffn_up_exps.weight", f->n_embd, f->n_expert_ff);
     expert_tensor(f, l, "ffn_down_exps.weight", f->n_expert_ff, f->n_embd);
+    if (is(f, "gpt-oss")) {
+        layer_tensor(f, l, "ffn_gate_inp.bias", f->n_experts, 0);
+        layer_tensor(f, l, "ffn_gate_exps.bias", f->n_expert_ff, f->n_experts);
+        layer_tensor(f, l, "ffn_up_exps.bias", f->n_expert_ff, f->n_experts);
+        layer_tensor(f, l, "ffn_down_exps.bias", f->n_embd, f->n_experts);
+    }
     if (!is(f, "qwen2moe"))
         return;
     layer_tensor(f, l, "ffn_gate_inp_shexp.weight", f->n_embd, 0);
@@ -217,12 +223,17 @@ static void add_layer(struct file *f, uint32_t l)
     layer_tensor(f, l, "attn_k.weight", f->n_embd, n_kv);
     layer_tensor(f, l, "attn_v.weight", f->n_embd, n_kv);
     layer_tensor(f, l, "attn_output.weight", n_q, f->n_embd);
-    layer_tensor(f, l, "ffn_norm.weight", f->n_embd, 0);
+    layer_tensor(f, l, is(f, "gpt-oss") ? "post_attention_norm.weight" : "ffn_norm.weight",
+                 f->n_embd, 0);
     if (f->n_experts)
         add_experts(f, l);
     else
         add_feed_forward(f, l);
-    if (is(f, "qwen2") || is(f, "qwen2moe")) {
+    if (is(f, "gpt-oss")) {
+        layer_tensor(f, l, "attn_output.bias", f->n_embd, 0);
+        layer_tensor(f, l, "attn_sinks.weight", f->n_heads, 0);
+    }
+    if (is(f, "qwen2") || is(f, "qwen2moe") || is(f, "gpt-oss")) {
         layer_tensor(f, l, "attn_q.bias", n_q, 0);
         layer_tensor(f, l, "attn_k.bias", n_kv, 0);
         layer_tensor(f, l, "attn_v.bias", n_kv, 0);
@@ -285,8 +296,9 @@ static void plan_file(struct file *f, struct input *in)
     static const struct {
         const char *name;
         bool has_experts;
-    } archs[] = {{"llama", false},   {"qwen2", false},   {"qwen3", false},   {"llama", true},
-                 {"qwen2moe", true}, {"qwen3moe", true}, {"qwen3vl", false}, {"qwen3vlmoe", true}};
+    } archs[] = {{"llama", false},   {"qwen2", false},     {"qwen3", false},
+                 {"llama", true},    {"qwen2moe", true},   {"qwen3moe", true},
+                 {"qwen3vl", false}, {"qwen3vlmoe", true}, {"gpt-oss", true}};
     const uint64_t arch = take_below(in, ARRAY_LEN(archs));
     f->version = 3;
     f->arch = archs[arch].name;
@@ -313,6 +325,8 @@ static void plan_file(struct file *f, struct input *in)
     tensor(f, "output_norm.weight", f->n_embd, 0);
     if (archs[arch].has_experts)
         plan_experts(f, in);
+    if (is(f, "gpt-oss"))
+        param(f, "attention.sliding_window", GGUF_U32, 1 + take_below(in, 40));
     add_rope(f, in);
     add_vocab(f, (enum tok_kind)(TOK_NORMAL + take_below(in, TOK_BYTE)));
     if (take(in, 1) & 1)

@@ -74,6 +74,8 @@ static void row_operations_have_the_known_bits(void **state)
         k[t]->swiglu(x, w, N_IN, y);
         must_be(digest(y, sizeof(y)), 0xd7ff1ec7, k[t]->name, "swiglu");
         k[t]->to_f16(y, N_IN, half);
+        k[t]->swiglu_clamped(x, w, N_IN, y);
+        must_be(digest(y, sizeof(y)), 0x4a7c2932, k[t]->name, "swiglu_clamped");
         must_be(digest(half, sizeof(half)), 0x0fbca399, k[t]->name, "to_f16");
         double sum = k[t]->logsumexp(x, N_IN);
         must_be(digest(&sum, sizeof(sum)), 0x499c866d, k[t]->name, "logsumexp");

@@ -122,6 +122,19 @@ static void swiglu_agrees_with_float64(void **state)
     }
 }
 
+static void swiglu_clamped_agrees_with_float64(void **state)
+{
+    (void)state;
+    float gate[] = {0, -0.0f, 1, -1, 6.5f, 7.5f, 80, -80, 1e30f, -1e30f, 0.001f}, y[11];
+    float up[] = {1, -1, 2, 3, -8, 6.9f, 1e6f, 2, -1e20f, 1, 7};
+    kernel_tier("c")->swiglu_clamped(gate, up, 11, y);
+    for (int i = 0; i < 11; i++) {
+        double g = fmin(gate[i], 7), u = fmin(fmax(up[i], -7), 7);
+        double want = g / (1 + exp(-(double)1.702f * g)) * (u + 1);
+        assert_true(fabs(y[i] - want) <= 1e-6 * fabs(want) + 1e-30);
+    }
+}
+
 static void add_scaled_rounds_once(void **state)
 {
     (void)state;
@@ -147,6 +160,7 @@ static void row_operations(const struct kernel *k, uint32_t n, const float *x, c
     k->rmsnorm(x, w, n, 1e-6f, norm);
     k->swiglu(x, w, n, glu);
     memcpy(sum, w, n * sizeof(float));
+    k->swiglu_clamped(sum, x, n, sum);
     k->add(sum, x, n);
     k->add_scaled(sum, 0.37f, x, n);
     k->to_f16(x, n, half);
@@ -319,6 +333,7 @@ int main(void)
         cmocka_unit_test(exp_is_within_2_to_the_minus_22),
         cmocka_unit_test(norms_agree_with_float64),
         cmocka_unit_test(swiglu_agrees_with_float64),
+        cmocka_unit_test(swiglu_clamped_agrees_with_float64),
         cmocka_unit_test(add_scaled_rounds_once),
         cmocka_unit_test(row_operations_of_tiers_are_those_of_c),
         cmocka_unit_test(operands_may_be_the_result),

@@ -254,7 +254,7 @@ static void the_digest_of_a_file_never_changes(void **state)
         {"qwen3", KERNEL_Q4_K, 0x232405f0f1d4f58b},   {"llama", KERNEL_Q5_K, 0x7dcbb1b71aac947d},
         {"qwen2", KERNEL_Q6_K, 0x524a305ebf40f880},   {"qwen3", KERNEL_IQ4_NL, 0xc8c1860734aa4504},
         {"llama", KERNEL_IQ4_XS, 0x2496ba68d99d68de}, {"qwen2moe", KERNEL_Q8_0, 0x8958fffd1b2be800},
-        {"qwen2", KERNEL_MXFP4, 0xc6a7aa5f44cf4644},
+        {"qwen2", KERNEL_MXFP4, 0xc6a7aa5f44cf4644},  {"gpt-oss", KERNEL_MXFP4, 0x7aca8cf9938e14f4},
     };
     for (size_t i = 0; i < ARRAY_LEN(files); i++) {
         struct tiny t = {files[i].arch, files[i].type, KERNEL_F16, .n_layers = 1, .seed = 7};
@@ -400,6 +400,32 @@ static void experts_that_cannot_be_are_refused(void **state)
     assert_refused(f, -EINVAL, "blk.1.ffn_up_exps.weight is missing");
 }
 
+static void windows_that_cannot_be_are_refused(void **state)
+{
+    (void)state;
+    struct file f = file_of("gpt-oss");
+    set_u32(f, "gpt-oss.attention.sliding_window", 0);
+    assert_refused(f, -EINVAL, "gpt-oss.attention.sliding_window is 0, not 1 .. ");
+    f = file_of("gpt-oss");
+    rename_in(f, "gpt-oss.attention.sliding_window", "gpt-oss.attention.sliding_xindow");
+    assert_refused(f, -EINVAL, "gpt-oss.attention.sliding_window is missing");
+    f = file_of("gpt-oss");
+    rename_in(f, "blk.1.attn_sinks.weight", "blk.1.attn_xinks.weight");
+    assert_refused(f, -EINVAL, "blk.1.attn_sinks.weight is missing");
+    for (uint32_t pattern = 2; pattern < 4; pattern++) { // every second layer, and another one
+        const struct tiny t = {.arch = "gpt-oss",
+                               .more = {"attention.sliding_window_pattern", GGUF_U32, pattern}};
+        AUTO(model_free) struct model *m = NULL;
+        f.data = tiny_write(&t, &f.len);
+        if (pattern == 2)
+            assert_int_equal(load(f, &m), 0);
+        else
+            assert_refused(f, -ENOTSUP, "the value of gpt-oss.attention.sliding_window_pattern");
+        if (pattern == 2)
+            free(f.data);
+    }
+}
+
 /* Their experts may work in other ways. */
 static void experts_of_another_architecture_are_refused(void **state)
 {
@@ -412,6 +438,7 @@ static void experts_of_another_architecture_are_refused(void **state)
          "qwen3 with 6 experts is not supported"},
         {{.arch = "qwen3moe", .more = {"expert_gating_func", GGUF_U32, 2}},
          "the value of qwen3moe.expert_gating_func is not supported"},
+        {{.arch = "qwen2moe", .more = {"expert_gating_func", GGUF_U32, 3}}, "expert_gating_func"},
         {{.arch = "qwen3moe", .more = {"expert_group_count", GGUF_U32, 2}}, "expert_group_count"},
         {{.arch = "qwen3moe", .more = {"expert_weights_scale", GGUF_FLOAT32, 2}},
          "expert_weights_scale"},
@@ -427,6 +454,7 @@ static void experts_of_another_architecture_are_refused(void **state)
     }
     const struct tiny plain[] = {
         {.arch = "qwen3moe", .more = {"expert_gating_func", GGUF_U32, 1}},
+        {.arch = "qwen3moe", .more = {"expert_gating_func", GGUF_U32, 3}},
         {.arch = "qwen3moe", .more = {"expert_group_count", GGUF_U32, 1}},
         {.arch = "qwen3moe", .more = {"expert_weights_scale", GGUF_FLOAT32, 0}},
         {.arch = "qwen3moe", .more = {"expert_weights_scale", GGUF_FLOAT32, 1}},
@@ -863,6 +891,7 @@ int main(void)
         cmocka_unit_test(wrong_shapes_name_both),
         cmocka_unit_test(numbers_out_of_range_are_refused),
         cmocka_unit_test(experts_that_cannot_be_are_refused),
+        cmocka_unit_test(windows_that_cannot_be_are_refused),
         cmocka_unit_test(experts_of_another_architecture_are_refused),
         cmocka_unit_test(unused_tensors_are_refused),
         cmocka_unit_test(unknown_rope_scaling_is_named),
