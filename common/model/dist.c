@@ -436,8 +436,8 @@ void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
 
 #define DRAW_TOKENS 256 // tokens per call of the noise kernel
 
-/* Logits below these cannot win, whatever the noise is, and after a noise with z leading zeros. They
- * only save work: each is a little lower than it must be. */
+/* Logits below these cannot win: whatever the noise is, and after a noise with z leading zeros.
+ * They only save work. Each is a little lower than it must be. */
 struct draw_bounds {
     float any, of_noise[65];
 };

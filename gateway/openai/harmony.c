@@ -153,7 +153,7 @@ static void scan_header(struct harmony *h, const struct output_parser_rules *rul
 
 /* ---- messages ---- */
 
-/* What was read as a call is none: its text is content. */
+/* The text of an invalid call is content. */
 static void release_call(struct harmony *h, const struct output_parser_rules *rules,
                          struct output_parser_out *to)
 {

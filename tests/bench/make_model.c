@@ -1,13 +1,14 @@
 /* make_model.c - writes a model of a real size with random weights, for benchmarks: its speed
  * is realistic, its texts are not. The same arguments give the same bytes.
  *
- *   make_model --shape 0.1b|1b|3b|moe-a|tiny --type TYPE --out FILE [--vocab N] [--tied] [--seed N]
- *              [--layers N] [--faint-from N --eps E]
+ *   make_model --shape 0.1b|1b|3b|moe-a|oss|tiny --type TYPE --out FILE [--vocab N] [--tied]
+ *              [--seed N] [--layers N] [--faint-from N --eps E]
  *
  * Shapes are those of SmolLM2-135M, Llama-3.2-1B and -3B; tiny is for tests. moe-a has layers of
- * Qwen3-30B-A3B, as many as 8 GiB of q4_k_m hold. TYPE: q8_0, q4_0, q4_1,
- * q5_0, q5_1, q4_k_m, q5_k_m, q6_k, iq4_nl, iq4_xs, f16, bf16 or f32. The types of head, V and down
- * are those that llama.cpp chooses for that name (except for a few V and down of iq4). The
+ * Qwen3-30B-A3B, as many as 8 GiB of q4_k_m hold; oss is gpt-oss-20b. TYPE: q8_0, q4_0, q4_1,
+ * q5_0, q5_1, q4_k_m, q5_k_m, q6_k, iq4_nl, iq4_xs, mxfp4, f16, bf16 or f32. The types of head, V
+ * and down are those that llama.cpp chooses for that name (except for a few V and down of iq4).
+ * With mxfp4, as in the files of gpt-oss, only experts have that type, and all else q8_0. The
  * vocabulary is a SentencePiece one: bytes and generated words.
  *
  * To write a target and a draft model that agree: the draft has the first N layers of the target
@@ -37,12 +38,14 @@ static const struct shape {
     uint32_t n_embd, n_ff, n_layers, n_heads, n_kv_heads, head_dim;
     float rope_base;
     uint32_t n_experts, n_used; // of n_ff each; 0: none
+    uint32_t window;            // of every second layer; 0: none
 } shapes[] = {
-    {"tiny", "llama", 256, 512, 2, 4, 2, 64, 10000, 0, 0},
-    {"0.1b", "llama", 576, 1536, 30, 9, 3, 64, 100000, 0, 0},
-    {"1b", "llama", 2048, 8192, 16, 32, 8, 64, 500000, 0, 0},
-    {"3b", "llama", 3072, 8192, 28, 24, 8, 128, 500000, 0, 0},
-    {"moe-a", "qwen3moe", 2048, 768, 21, 32, 4, 128, 1000000, 128, 8},
+    {"tiny", "llama", 256, 512, 2, 4, 2, 64, 10000, 0, 0, 0},
+    {"0.1b", "llama", 576, 1536, 30, 9, 3, 64, 100000, 0, 0, 0},
+    {"1b", "llama", 2048, 8192, 16, 32, 8, 64, 500000, 0, 0, 0},
+    {"3b", "llama", 3072, 8192, 28, 24, 8, 128, 500000, 0, 0, 0},
+    {"moe-a", "qwen3moe", 2048, 768, 21, 32, 4, 128, 1000000, 128, 8, 0},
+    {"oss", "gpt-oss", 2880, 2880, 24, 64, 8, 64, 150000, 32, 4, 128},
 };
 
 static const struct type {
@@ -60,6 +63,7 @@ static const struct type {
     {"q6_k", GGUF_Q6_K, GGUF_Q6_K, GGUF_Q6_K, 18},
     {"iq4_nl", GGUF_IQ4_NL, GGUF_IQ4_NL, GGUF_Q6_K, 25},
     {"iq4_xs", GGUF_IQ4_XS, GGUF_IQ4_XS, GGUF_Q6_K, 30},
+    {"mxfp4", GGUF_MXFP4, GGUF_MXFP4, GGUF_Q8_0, 38},
     {"f16", GGUF_F16, GGUF_F16, GGUF_F16, 1},
     {"bf16", GGUF_BF16, GGUF_BF16, GGUF_BF16, 32},
     {"f32", GGUF_F32, GGUF_F32, GGUF_F32, 0},
@@ -143,14 +147,15 @@ static int put_mat(struct maker *m, bool names, struct mat t)
     return r;
 }
 
-static int put_norm(struct maker *m, bool names, const char *name, uint32_t n)
+/* Norms are 1, biases and sinks 0. */
+static int put_vec(struct maker *m, bool names, const char *name, uint32_t n)
 {
     if (names) {
         gguf_write_tensor(m->w, name, GGUF_F32, 1, (uint64_t[]){n});
         return 0;
     }
     for (uint32_t i = 0; i < n; i++)
-        m->row[i] = 1;
+        m->row[i] = strstr(name, "norm") ? 1 : 0;
     return gguf_write_data(m->w, m->row, n * sizeof(float));
 }
 
@@ -193,15 +198,40 @@ static int put_layer(struct maker *m, bool names, uint32_t layer)
         {"ffn_up_exps", type, h->n_embd, h->n_ff, 1, 0, h->n_experts},
         {"ffn_down_exps", half, h->n_ff, h->n_embd, 2 * faint, 0, h->n_experts},
     };
-    const struct mat *parts = h->n_experts ? experts : dense;
-    const size_t n_parts = h->n_experts ? ARRAY_LEN(experts) : ARRAY_LEN(dense);
+    const enum gguf_type other = m->type->head;
+    const struct mat oss[] = {
+        {"attn_norm", 0, h->n_embd, 0, 0, 0, 0},
+        {"attn_q", other, h->n_embd, n_q, 1.6f, 0, 0},
+        {"attn_k", other, h->n_embd, n_kv, 1.6f, 0, 0},
+        {"attn_v", other, h->n_embd, n_kv, 1, 0, 0},
+        {"attn_output", other, n_q, h->n_embd, faint, 0, 0},
+        {"attn_q.bias", 0, n_q, 0, 0, 0, 0},
+        {"attn_k.bias", 0, n_kv, 0, 0, 0, 0},
+        {"attn_v.bias", 0, n_kv, 0, 0, 0, 0},
+        {"attn_output.bias", 0, h->n_embd, 0, 0, 0, 0},
+        {"attn_sinks", 0, h->n_heads, 0, 0, 0, 0},
+        {"post_attention_norm", 0, h->n_embd, 0, 0, 0, 0},
+        {"ffn_gate_inp", GGUF_F32, h->n_embd, h->n_experts, 1, 0, 0},
+        {"ffn_gate_inp.bias", 0, h->n_experts, 0, 0, 0, 0},
+        {"ffn_gate_exps", type, h->n_embd, h->n_ff, 1, 0, h->n_experts},
+        {"ffn_up_exps", type, h->n_embd, h->n_ff, 1, 0, h->n_experts},
+        {"ffn_down_exps", half, h->n_ff, h->n_embd, 2 * faint, 0, h->n_experts},
+        {"ffn_gate_exps.bias", GGUF_F32, h->n_ff, h->n_experts, 0, 0, 0},
+        {"ffn_up_exps.bias", GGUF_F32, h->n_ff, h->n_experts, 0, 0, 0},
+        {"ffn_down_exps.bias", GGUF_F32, h->n_embd, h->n_experts, 0, 0, 0},
+    };
+    const struct mat *parts = h->window ? oss : h->n_experts ? experts : dense;
+    const size_t n_parts = h->window      ? ARRAY_LEN(oss)
+                           : h->n_experts ? ARRAY_LEN(experts)
+                                          : ARRAY_LEN(dense);
     int r = 0;
     for (size_t i = 0; i < n_parts && r == 0; i++) {
         char name[64];
         struct mat t = parts[i];
-        snprintf(name, sizeof(name), "blk.%u.%s.weight", layer, t.name);
+        snprintf(name, sizeof(name), "blk.%u.%s%s", layer, t.name,
+                 strchr(t.name, '.') ? "" : ".weight");
         t.name = name;
-        r = t.n_out ? put_mat(m, names, t) : put_norm(m, names, name, t.n_in);
+        r = t.n_out ? put_mat(m, names, t) : put_vec(m, names, name, t.n_in);
     }
     return r;
 }
@@ -211,8 +241,8 @@ static int put_layer(struct maker *m, bool names, uint32_t layer)
 static int put_tensors(struct maker *m, bool names)
 {
     uint32_t n = m->shape->n_embd;
-    struct mat embd = {"token_embd.weight", m->type->type, n, m->n_vocab,
-                       sqrtf((float)n),     false,         0};
+    const enum gguf_type type = m->shape->window ? m->type->head : m->type->type;
+    struct mat embd = {"token_embd.weight", type, n, m->n_vocab, sqrtf((float)n), false, 0};
     struct mat head = {"output.weight", m->type->head, n, m->n_vocab, 9, true, 0};
     if (m->is_tied) {
         embd = head;
@@ -222,7 +252,7 @@ static int put_tensors(struct maker *m, bool names)
     for (uint32_t l = 0; l < m->n_layers && r == 0; l++)
         r = put_layer(m, names, l);
     if (r == 0)
-        r = put_norm(m, names, "output_norm.weight", n);
+        r = put_vec(m, names, "output_norm.weight", n);
     return r < 0 || m->is_tied ? r : put_mat(m, names, head);
 }
 
@@ -274,6 +304,8 @@ static void put_keys(struct maker *m)
         gguf_write_int(m->w, arch_key(h, of_arch[i].name), GGUF_U32, of_arch[i].value);
     gguf_write_float(m->w, arch_key(h, "rope.freq_base"), h->rope_base);
     gguf_write_float(m->w, arch_key(h, "attention.layer_norm_rms_epsilon"), 1e-5f);
+    if (h->window)
+        gguf_write_int(m->w, arch_key(h, "attention.sliding_window"), GGUF_U32, h->window);
 }
 
 /* A word of three or four syllables, preceded by SentencePiece's space; different for each n. */
@@ -404,10 +436,10 @@ static void read_options(int argc, char **argv, struct maker *m)
             exit(2);
     }
     if (!m->shape)
-        refuse("--shape is one of 0.1b 1b 3b moe-a tiny");
+        refuse("--shape is one of 0.1b 1b 3b moe-a oss tiny");
     if (!m->type)
-        refuse("--type is one of q8_0 q4_0 q4_1 q5_0 q5_1 q4_k_m q5_k_m q6_k iq4_nl iq4_xs f16 "
-               "bf16 f32");
+        refuse("--type is one of q8_0 q4_0 q4_1 q5_0 q5_1 q4_k_m q5_k_m q6_k iq4_nl iq4_xs mxfp4 "
+               "f16 bf16 f32");
     if (m->n_vocab < MIN_VOCAB || m->n_vocab > MAX_VOCAB)
         refuse("--vocab is 1024 .. 300000");
     if (!m->n_layers)

@@ -192,11 +192,8 @@ static void open_crowd(struct crowd *c)
 /* Two layers: what experts add changes K and V of the second. */
 static void open_crowd_of_experts(struct crowd *c, const char *arch, unsigned n_threads)
 {
-    const struct tiny tiny = {.arch = arch,
-                              .type = KERNEL_Q4_K,
-                              .head_type = KERNEL_Q8_0,
-                              .mixed = true,
-                              .seed = 33};
+    const struct tiny tiny = {
+        .arch = arch, .type = KERNEL_Q4_K, .head_type = KERNEL_Q8_0, .mixed = true, .seed = 33};
     size_t len;
     c->file = tiny_write(&tiny, &len);
     model_rig_open_memory(

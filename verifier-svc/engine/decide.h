@@ -12,8 +12,8 @@
 #include "verifier-svc/engine/events.h"
 #include "verifier-svc/engine/seq.h"
 
-/* Chooses the tokens of a sequence whose last committed token is row s->last_row of the last pass,
- * and whose draft tokens are the rows after it: sets s->chosen. */
+/* Sets s->chosen. Row s->last_row of the last pass is the sequence's last committed token. The rows
+ * after it are its draft tokens. */
 void decide_tokens(const struct forward *f, struct dist *d, struct seq *s);
 /* Commits s->chosen, and shortens it if the generation ends inside the draft. The tokens go into b,
  * the summary into ev, which is the last event of b. SEQ_FAILED: with fail_text(). */

@@ -1,9 +1,11 @@
-/* round_choose.c - after the pass: chooses the tokens of all sequences. With a large vocabulary this
- * takes as long as a part of the pass, so its threads share the sequences. */
+/* round_choose.c - after the pass: chooses the tokens of all sequences.
+ *
+ * With a large vocabulary this takes as long as a part of the pass, so its threads share the
+ * sequences. */
 #include "verifier-svc/engine/decide.h"
 #include "verifier-svc/engine/round_impl.h"
 
-/* Logits from which on several threads are faster than one. Greedy ones cost a part of the others'
+/* With fewer logits one thread is faster than several. Greedy ones take a part of the others'
  * time. */
 #define SHARED_LOGITS (1u << 15)
 #define GREEDY_PARTS 16
