@@ -59,27 +59,99 @@ static double row_us_at(const struct sched *s, unsigned i)
     return 0;
 }
 
-/* Rows of the largest pass that ends in time, n_decoding rows included. */
-static uint32_t rows_in_time(const struct sched *s, uint32_t n_decoding)
+/* Time that a pass may take: max_pass_us, or twice that of n rows. */
+static double time_beside(const struct sched *s, uint32_t n)
 {
-    double us = SCHED_ALONE_US;
-    if (n_decoding) {
-        double twice = 2 * row_us_at(s, size_of(n_decoding)) * n_decoding;
-        us = twice > (double)s->limits.max_pass_us ? twice : (double)s->limits.max_pass_us;
-    }
+    const double twice = 2 * row_us_at(s, size_of(n)) * n;
+    return twice > (double)s->limits.max_pass_us ? twice : (double)s->limits.max_pass_us;
+}
+
+/* Rows of the largest pass that ends within us. 0: not even one. unknown: if no pass was timed. */
+static uint32_t rows_within(const struct sched *s, double us, uint32_t unknown)
+{
     for (unsigned i = size_of(s->limits.max_rows) + 1; i-- > 0;) {
         double row_us = row_us_at(s, i);
         if (row_us <= 0)
-            return n_decoding + 4 * SCHED_MIN_CHUNK; // the first pass
+            return unknown;
         double rows = us / row_us, most = (double)(2u << i) - 1;
         if (rows >= (double)(1u << i))
             return min_u32((uint32_t)(rows < most ? rows : most), s->limits.max_rows);
     }
-    return n_decoding;
+    return 0;
+}
+
+/* Rows of the largest pass that ends in time, n_decoding rows included. */
+static uint32_t rows_in_time(const struct sched *s, uint32_t n_decoding)
+{
+    const double us = n_decoding ? time_beside(s, n_decoding) : SCHED_ALONE_US;
+    const uint32_t first = n_decoding + 4 * SCHED_MIN_CHUNK;
+    return max_u32(rows_within(s, us, first), n_decoding);
+}
+
+/* ---- decoding rows ---- */
+
+static bool is_of(const struct sched_grant *g, uint32_t flow)
+{
+    return g->todo == 1 && g->flow == flow;
+}
+
+/* Sets n_flow; returns the number of flows that decode. */
+static uint32_t count_flows(struct sched_grant *v, uint32_t n)
+{
+    uint32_t n_flows = 0;
+    for (uint32_t i = 0, first; i < n; i++) {
+        v[i].n_flow = 0;
+        for (first = 0; v[i].todo == 1 && !is_of(&v[first], v[i].flow);)
+            first++;
+        if (v[i].todo == 1)
+            n_flows += v[first].n_flow++ == 0;
+    }
+    return n_flows;
+}
+
+/* The sum of all rows if each flow gets `part` at most. */
+static uint32_t rows_of_parts(const struct sched_grant *v, uint32_t n, uint32_t part)
+{
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += min_u32(v[i].n_flow, part);
+    return sum;
+}
+
+/* `part` rows for the sequences of a flow, of which there are `count`, by turns. */
+static void take_turns(struct sched_grant *v, uint32_t n, uint32_t flow, uint32_t count,
+                       uint32_t part, uint32_t turn)
+{
+    const uint64_t first = (uint64_t)turn * part % count;
+    for (uint32_t i = 0, at = 0; i < n; i++) {
+        if (is_of(&v[i], flow)) {
+            v[i].rows = (at + count - first) % count < part;
+            at++;
+        }
+    }
+}
+
+/* The rows of sequences that decode, if several flows do: `used`, or as many as end in time. */
+static uint32_t share_decoding(struct sched *s, struct sched_grant *v, uint32_t n, uint32_t used)
+{
+    const uint32_t n_flows = count_flows(v, n);
+    uint32_t part = 1;
+    if (n_flows < 2)
+        return used;
+    const uint32_t most = rows_within(s, time_beside(s, n_flows), used);
+    if (used <= most)
+        return used;
+    while (rows_of_parts(v, n, part + 1) <= most)
+        part++;
+    for (uint32_t i = 0; i < n; i++)
+        if (v[i].n_flow > part)
+            take_turns(v, n, v[i].flow, v[i].n_flow, part, s->turn);
+    s->turn++;
+    return rows_of_parts(v, n, part);
 }
 
 /* One row for each decoding sequence. */
-static uint32_t grant_decoding(const struct sched *s, struct sched_grant *v, uint32_t n)
+static uint32_t grant_decoding(struct sched *s, struct sched_grant *v, uint32_t n, bool shared)
 {
     uint32_t used = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -87,7 +159,7 @@ static uint32_t grant_decoding(const struct sched *s, struct sched_grant *v, uin
         if (v[i].todo == 1 && used < s->limits.max_rows)
             used += v[i].rows = 1;
     }
-    return used;
+    return shared ? share_decoding(s, v, n, used) : used;
 }
 
 /* Draft rows: one per sequence and turn, so that no draft starves. own: also clients' own
@@ -212,7 +284,7 @@ static uint32_t miss_pass(struct sched_grant *v, uint32_t n)
 
 uint32_t sched_grant_rows(struct sched *s, struct sched_grant *v, uint32_t n, bool shared)
 {
-    struct sched_load l = {.n = n, .n_decoding = grant_decoding(s, v, n), .shared = shared};
+    struct sched_load l = {.n = n, .n_decoding = grant_decoding(s, v, n, shared), .shared = shared};
     uint32_t n_waiting = 0, n_plain = l.n_decoding;
     for (uint32_t i = 0; i < n; i++) {
         l.n_prompts += v[i].todo > 1;

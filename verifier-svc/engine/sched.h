@@ -9,6 +9,9 @@
  * rows go to prompts in their order, the other half to all flows with prompts in equal parts. So
  * the prompts of one flow do not stop those of another. Nor do its drafts.
  *
+ * If several flows decode, and the rows of all would take longer than max_pass_us, each flow gets an
+ * equal part. The sequences of a flow then take turns.
+ *
  * Extra rows are those of prompts, and of drafts whose length a client has chosen. While several
  * flows share the passes and one decodes, extra rows take at most half of the time. After a pass
  * with extra rows come passes without them, until these have taken as long as the extra rows. Only
@@ -32,7 +35,7 @@ struct sched_limits {
     uint32_t max_rows;      // of a pass
     uint32_t max_logits;    // rows of a pass that want logits; at least one per sequence
     uint32_t prefill_chunk; // rows of one prompt in a pass
-    int64_t max_pass_us;    // while anything decodes
+    int64_t max_pass_us;    // while anything decodes; at least twice that of a row of each
 };
 
 struct sched {
@@ -41,6 +44,7 @@ struct sched {
     double owed_us;             // time of extra rows that passes without them have not taken yet
     bool has_extra;             // the pass that runs is shared and has extra rows
     uint32_t n_plain;           // its other rows
+    uint32_t turn;              // passes in which sequences took turns
 };
 
 void sched_init(struct sched *s, const struct sched_limits *limits);
@@ -75,6 +79,7 @@ struct sched_grant {
     bool waits;          // it decodes, but waits some milliseconds for its draft; todo is 0
     uint32_t rows;       // granted of todo
     uint32_t draft_rows; // granted of draft
+    uint32_t n_flow;     // sequences of its flow that decode; 0 for all but the first of them
 };
 
 /* The sequences of a pass. */

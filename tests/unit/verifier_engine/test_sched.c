@@ -193,6 +193,62 @@ static void prompts_proceed_beside_many_drafts(void **state)
     assert_true(v[8].rows >= 14);
 }
 
+/* 60 sequences of one flow and one of another, at 2 ms a row: 50 rows end in 100 ms. */
+static void a_flow_of_many_does_not_make_passes_long(void **state)
+{
+    (void)state;
+    enum { MANY = 60 };
+    struct sched s = of(512, 512);
+    struct sched_grant v[MANY + 1];
+    uint32_t n_rows[MANY + 1] = {0};
+    for (uint32_t i = 0; i <= MANY; i++)
+        v[i] = (struct sched_grant){.todo = 1, .flow = i == 20};
+    assert_int_equal(sched_grant_rows(&s, v, MANY + 1, true), MANY + 1); // no pass was timed
+    sched_pass_done(&s, MANY + 1, 2000 * (MANY + 1));
+    for (unsigned pass = 0; pass < MANY; pass++) {
+        assert_int_equal(sched_grant_rows(&s, v, MANY + 1, true), 50);
+        for (uint32_t i = 0; i <= MANY; i++)
+            n_rows[i] += v[i].rows;
+        sched_pass_done(&s, 50, 2000 * 50);
+    }
+    for (uint32_t i = 0; i <= MANY; i++) // in turns
+        assert_int_equal(n_rows[i], i == 20 ? MANY : 49);
+    for (uint32_t i = 0; i <= MANY; i++)
+        v[i].flow = 0;
+    assert_int_equal(sched_grant_rows(&s, v, MANY + 1, false), MANY + 1); // alone
+}
+
+/* Its weights take 300 ms to read: a pass of two rows is hardly shorter than one of 40. */
+static void sequences_of_a_large_model_run_together(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    struct sched_grant v[40];
+    for (uint32_t i = 0; i < 40; i++)
+        v[i] = (struct sched_grant){.todo = 1, .flow = i == 0};
+    sched_pass_done(&s, 2, 300000);
+    sched_pass_done(&s, 40, 400000);
+    assert_int_equal(sched_grant_rows(&s, v, 40, true), 40);
+}
+
+/* Equal parts; a flow with fewer sequences leaves the rest to the others. */
+static void flows_have_equal_parts_of_a_short_pass(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    struct sched_grant v[30];
+    for (uint32_t i = 0; i < 30; i++)
+        v[i] = (struct sched_grant){.todo = 1, .flow = i < 2 ? 0 : i < 16 ? 1 : 2};
+    v[29].todo = 0; // waits
+    sched_pass_done(&s, 1, 5000);
+    sched_pass_done(&s, 20, 20 * 5000); // 20 rows in 100 ms
+    assert_int_equal(sched_grant_rows(&s, v, 30, true), 20);
+    uint32_t n_rows[3] = {0};
+    for (uint32_t i = 0; i < 30; i++)
+        n_rows[v[i].flow] += v[i].rows;
+    assert_true(n_rows[0] == 2 && n_rows[1] == 9 && n_rows[2] == 9);
+}
+
 static void an_idle_sequence_gets_no_rows(void **state)
 {
     (void)state;
@@ -561,6 +617,9 @@ int main(void)
         cmocka_unit_test(a_slow_model_takes_prompts_in_smaller_pieces),
         cmocka_unit_test(a_prompt_beside_others_keeps_the_pass_short),
         cmocka_unit_test(prompts_proceed_beside_many_drafts),
+        cmocka_unit_test(a_flow_of_many_does_not_make_passes_long),
+        cmocka_unit_test(sequences_of_a_large_model_run_together),
+        cmocka_unit_test(flows_have_equal_parts_of_a_short_pass),
         cmocka_unit_test(an_idle_sequence_gets_no_rows),
         cmocka_unit_test(each_pass_size_has_its_own_time),
         cmocka_unit_test(a_slower_pass_size_is_learnt_soon),
