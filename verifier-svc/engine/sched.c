@@ -59,11 +59,11 @@ static double row_us_at(const struct sched *s, unsigned i)
     return 0;
 }
 
-/* Time that a pass may take: max_pass_us, or twice that of n rows. */
-static double time_beside(const struct sched *s, uint32_t n)
+/* Time that a pass may take: us, or twice that of n rows. */
+static double time_beside(const struct sched *s, double us, uint32_t n)
 {
     const double twice = 2 * row_us_at(s, size_of(n)) * n;
-    return twice > (double)s->limits.max_pass_us ? twice : (double)s->limits.max_pass_us;
+    return twice > us ? twice : us;
 }
 
 /* Rows of the largest pass that ends within us. 0: not even one. unknown: if no pass was timed. */
@@ -83,7 +83,8 @@ static uint32_t rows_within(const struct sched *s, double us, uint32_t unknown)
 /* Rows of the largest pass that ends in time, n_decoding rows included. */
 static uint32_t rows_in_time(const struct sched *s, uint32_t n_decoding)
 {
-    const double us = n_decoding ? time_beside(s, n_decoding) : SCHED_ALONE_US;
+    const double max_us = (double)s->limits.max_pass_us;
+    const double us = n_decoding ? time_beside(s, max_us, n_decoding) : SCHED_ALONE_US;
     const uint32_t first = n_decoding + 4 * SCHED_MIN_CHUNK;
     return max_u32(rows_within(s, us, first), n_decoding);
 }
@@ -134,11 +135,12 @@ static void take_turns(struct sched_grant *v, uint32_t n, uint32_t flow, uint32_
 /* The rows of sequences that decode, if several flows do: `used`, or as many as end in time. */
 static uint32_t share_decoding(struct sched *s, struct sched_grant *v, uint32_t n, uint32_t used)
 {
+    const double half_us = (double)s->limits.max_pass_us / 2; // the rest is for extra rows
     const uint32_t n_flows = count_flows(v, n);
     uint32_t part = 1;
     if (n_flows < 2)
         return used;
-    const uint32_t most = rows_within(s, time_beside(s, n_flows), used);
+    const uint32_t most = rows_within(s, time_beside(s, half_us, n_flows), used);
     if (used <= most)
         return used;
     while (rows_of_parts(v, n, part + 1) <= most)

@@ -193,7 +193,7 @@ static void prompts_proceed_beside_many_drafts(void **state)
     assert_true(v[8].rows >= 14);
 }
 
-/* 60 sequences of one flow and one of another, at 2 ms a row: 50 rows end in 100 ms. */
+/* 60 sequences of one flow and one of another, at 2 ms a row: 25 rows end in 50 ms. */
 static void a_flow_of_many_does_not_make_passes_long(void **state)
 {
     (void)state;
@@ -206,13 +206,13 @@ static void a_flow_of_many_does_not_make_passes_long(void **state)
     assert_int_equal(sched_grant_rows(&s, v, MANY + 1, true), MANY + 1); // no pass was timed
     sched_pass_done(&s, MANY + 1, 2000 * (MANY + 1));
     for (unsigned pass = 0; pass < MANY; pass++) {
-        assert_int_equal(sched_grant_rows(&s, v, MANY + 1, true), 50);
+        assert_int_equal(sched_grant_rows(&s, v, MANY + 1, true), 25);
         for (uint32_t i = 0; i <= MANY; i++)
             n_rows[i] += v[i].rows;
-        sched_pass_done(&s, 50, 2000 * 50);
+        sched_pass_done(&s, 25, 2000 * 25);
     }
     for (uint32_t i = 0; i <= MANY; i++) // in turns
-        assert_int_equal(n_rows[i], i == 20 ? MANY : 49);
+        assert_int_equal(n_rows[i], i == 20 ? MANY : 24);
     for (uint32_t i = 0; i <= MANY; i++)
         v[i].flow = 0;
     assert_int_equal(sched_grant_rows(&s, v, MANY + 1, false), MANY + 1); // alone
@@ -240,8 +240,8 @@ static void flows_have_equal_parts_of_a_short_pass(void **state)
     for (uint32_t i = 0; i < 30; i++)
         v[i] = (struct sched_grant){.todo = 1, .flow = i < 2 ? 0 : i < 16 ? 1 : 2};
     v[29].todo = 0; // waits
-    sched_pass_done(&s, 1, 5000);
-    sched_pass_done(&s, 20, 20 * 5000); // 20 rows in 100 ms
+    sched_pass_done(&s, 1, 2500);
+    sched_pass_done(&s, 20, 20 * 2500); // 20 rows in 50 ms
     assert_int_equal(sched_grant_rows(&s, v, 30, true), 20);
     uint32_t n_rows[3] = {0};
     for (uint32_t i = 0; i < 30; i++)
