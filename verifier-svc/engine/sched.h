@@ -9,9 +9,9 @@
  * rows go to prompts in their order, the other half to all flows with prompts in equal parts. So
  * the prompts of one flow do not stop those of another. Nor do its drafts.
  *
- * If several flows decode, their rows take at most half of max_pass_us, or twice the time of one row
- * of each flow. If the rows of all would take longer, each flow gets an equal part. The sequences of
- * a flow then take turns.
+ * If several flows decode, their rows take at most half of max_pass_us, or twice the time of one
+ * row of each flow. If the rows of all would take longer, each flow gets an equal part. The
+ * sequences of a flow then take turns.
  *
  * Extra rows are those of prompts, and of drafts whose length a client has chosen. While several
  * flows share the passes and one decodes, extra rows take at most half of the time. After a pass
