@@ -119,7 +119,7 @@ static uint32_t rows_of_parts(const struct sched_grant *v, uint32_t n, uint32_t 
     return sum;
 }
 
-/* `part` rows for the sequences of a flow, of which there are `count`, by turns. */
+/* `part` rows for the sequences of a flow, of which there are `count`, alternately. */
 static void take_turns(struct sched_grant *v, uint32_t n, uint32_t flow, uint32_t count,
                        uint32_t part, uint32_t turn)
 {

@@ -211,7 +211,7 @@ static void a_flow_of_many_does_not_make_passes_long(void **state)
             n_rows[i] += v[i].rows;
         sched_pass_done(&s, 25, 2000 * 25);
     }
-    for (uint32_t i = 0; i <= MANY; i++) // in turns
+    for (uint32_t i = 0; i <= MANY; i++) // alternately
         assert_int_equal(n_rows[i], i == 20 ? MANY : 24);
     for (uint32_t i = 0; i <= MANY; i++)
         v[i].flow = 0;
