@@ -16,6 +16,22 @@ static const struct arch *find_arch(struct span name)
     return NULL;
 }
 
+/* Ollama writes some models with other names of the architecture and of its tensors. */
+static int refuse_arch(const struct checkpoint *c, struct span name)
+{
+    static const char *const of_ollama[][2] = {{"gptoss", "gpt-oss"}};
+    for (size_t i = 0; i < ARRAY_LEN(of_ollama); i++)
+        if (span_is(name, of_ollama[i][0]))
+            return fail(-ENOTSUP,
+                        "%s: '%s' is Ollama's form of %s, which is not supported; use a GGUF file "
+                        "that llama.cpp's converter has written",
+                        checkpoint_path(c), of_ollama[i][0], of_ollama[i][1]);
+    return fail(-ENOTSUP,
+                "%s: architecture '%.*s' is not supported; verifier-svc --print-models lists those "
+                "that are",
+                checkpoint_path(c), (int)(name.len < 64 ? name.len : 64), name.data);
+}
+
 /* ---- parameters ---- */
 
 /* The parameter is optional: without it *ret stays. Must be in [1, max]. */
@@ -216,10 +232,7 @@ int arch_read(const struct checkpoint *c, struct model_params *p, const struct a
         return fail(-EINVAL, "%s: the architecture is not named", checkpoint_path(c));
     const struct arch *a = find_arch(name);
     if (!a)
-        return fail(-ENOTSUP,
-                    "%s: architecture '%.*s' is not supported; verifier-svc --print-models "
-                    "lists those that are",
-                    checkpoint_path(c), (int)(name.len < 64 ? name.len : 64), name.data);
+        return refuse_arch(c, name);
     *p = (struct model_params){.architecture = a->name, .n_ctx_train = 1u << 20, .norm_eps = 1e-5f};
     if ((r = read_widths(c, a, p)) < 0 ||
         (r = read_u32(c, "block_count", ARCH_MAX_LAYERS, &p->n_layers)) < 0 ||

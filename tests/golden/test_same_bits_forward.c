@@ -16,6 +16,8 @@
 #define EMBEDDED SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 
 static enum kernel_kv kv_type; // of every rig
+static void *windowed;         // gpt-oss, whose even layers have a window; NULL: the embedded model
+static size_t windowed_len;
 static uint64_t dice_state;
 
 static uint32_t dice(uint32_t n)
@@ -33,6 +35,14 @@ static void assert_same(const float *got, const float *want, size_t n, const cha
 {
     if (memcmp(got, want, n * sizeof(*got)) != 0)
         fail_msg("%s: other bits", what);
+}
+
+static void open_rig(struct model_rig *r, const struct model_rig_options *opt)
+{
+    if (windowed)
+        model_rig_open_memory(r, windowed, windowed_len, opt);
+    else
+        model_rig_open(r, EMBEDDED, opt);
 }
 
 static float *logits_of(struct model_rig *r, const uint32_t *tokens, uint32_t n, uint32_t chunk)
@@ -67,11 +77,10 @@ static void threads_and_chunks_and_tiers_change_nothing(void **state)
     for (unsigned t = 0; t < n_tiers; t++)
         for (unsigned threads = 1; threads <= 3; threads++) {
             struct model_rig r;
-            model_rig_open(&r, EMBEDDED,
-                           &(struct model_rig_options){.kv_type = kv_type,
-                                                       .tier = tiers[t]->name,
-                                                       .n_threads = threads,
-                                                       .max_rows = 512});
+            open_rig(&r, &(struct model_rig_options){.kv_type = kv_type,
+                                                     .tier = tiers[t]->name,
+                                                     .n_threads = threads,
+                                                     .max_rows = 512});
             random_tokens(tokens, N, r.model->params.n_vocab, 1);
             if (!want)
                 want = logits_of(&r, tokens, N, 0);
@@ -89,10 +98,9 @@ static void long_contexts_change_nothing(void **state)
     uint32_t tokens[N_LONG];
     for (unsigned t = 0; t < n_tiers; t++) {
         struct model_rig r;
-        model_rig_open(
-            &r, EMBEDDED,
-            &(struct model_rig_options){
-                .kv_type = kv_type, .tier = tiers[t]->name, .n_threads = 2, .max_rows = 512});
+        open_rig(&r,
+                 &(struct model_rig_options){
+                     .kv_type = kv_type, .tier = tiers[t]->name, .n_threads = 2, .max_rows = 512});
         random_tokens(tokens, N_LONG, r.model->params.n_vocab, 2);
         AUTO(mem_free) float *got = logits_of(&r, tokens, N_LONG, t % 2 ? 0 : 37);
         if (want)
@@ -147,9 +155,8 @@ static void passes_run_alone_have_the_same_bits(void **state)
     uint32_t tokens[N];
     for (int alone = 0; alone < 2; alone++) {
         struct model_rig r;
-        model_rig_open(
-            &r, EMBEDDED,
-            &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2, .may_be_alone = alone});
+        open_rig(&r, &(struct model_rig_options){
+                         .kv_type = kv_type, .n_threads = 2, .may_be_alone = alone});
         random_tokens(tokens, N, r.model->params.n_vocab, 4);
         AUTO(mem_free) float *got = logits_of(&r, tokens, N, 0);
         if (want)
@@ -183,8 +190,8 @@ static void enter_crowd(struct crowd *c)
 
 static void open_crowd(struct crowd *c)
 {
-    model_rig_open(&c->rig, EMBEDDED,
-                   &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2, .max_rows = 96});
+    open_rig(&c->rig,
+             &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2, .max_rows = 96});
     c->file = NULL;
     enter_crowd(c);
 }
@@ -350,8 +357,8 @@ static void a_tree_equals_its_chains(void **state)
     (void)state;
     struct model_rig a, b;
     uint32_t context[N];
-    model_rig_open(&a, EMBEDDED, &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2});
-    model_rig_open(&b, EMBEDDED, &(struct model_rig_options){.kv_type = kv_type});
+    open_rig(&a, &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2});
+    open_rig(&b, &(struct model_rig_options){.kv_type = kv_type});
     random_tokens(context, N, a.model->params.n_vocab, 20);
     for (dice_state = 0; dice_state < 6; dice_state++) {
         uint64_t seed = dice_state;
@@ -376,10 +383,9 @@ static void a_tree_may_be_as_deep_as_promised(void **state)
     struct model_rig a, b;
     struct tree t = {.n = MAX_TREE};
     uint32_t context[N], n = 20;
-    model_rig_open(
-        &a, EMBEDDED,
-        &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2, .max_rows = MAX_TREE + 1});
-    model_rig_open(&b, EMBEDDED, &(struct model_rig_options){.kv_type = kv_type});
+    open_rig(&a, &(struct model_rig_options){
+                     .kv_type = kv_type, .n_threads = 2, .max_rows = MAX_TREE + 1});
+    open_rig(&b, &(struct model_rig_options){.kv_type = kv_type});
     random_tokens(context, n, a.model->params.n_vocab, 22);
     random_tokens(t.tokens, MAX_TREE, a.model->params.n_vocab, 23);
     for (int32_t i = 0; i < t.n; i++)
@@ -400,7 +406,7 @@ static void accepted_paths_equal_chains_that_never_branched(void **state)
     (void)state;
     struct model_rig a;
     uint32_t tokens[N + TREE * 20] = {0}, n = 40;
-    model_rig_open(&a, EMBEDDED, &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2});
+    open_rig(&a, &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2});
     uint32_t n_vocab = a.model->params.n_vocab;
     random_tokens(tokens, n, n_vocab, 21);
     struct kv_seq seq = model_rig_seq(&a);
@@ -446,7 +452,8 @@ static void draft_and_roll_back(struct crowd *c, uint32_t n_keep[N_SEQS])
         assert_int_equal(kv_grow(c->rig.kv, &c->seqs[s], 1 + n_draft), 0);
         pass_plan_add_seq(&c->rig.plan, &c->seqs[s]);
         for (uint32_t i = 0; i <= n_draft; i++) { // right tokens up to n_keep, then wrong
-            uint32_t token = i < n_keep[s] ? c->tokens[s][base[s] + i] : dice(1000);
+            uint32_t token =
+                i < n_keep[s] ? c->tokens[s][base[s] + i] : dice(c->rig.model->params.n_vocab);
             pass_plan_add_chain(&c->rig.plan, s, &token, base[s] + i, 1, i < n_keep[s]);
         }
     }
@@ -496,7 +503,7 @@ static void hidden_rows_are_the_same_in_any_chunk(void **state)
 {
     (void)state;
     struct model_rig r;
-    model_rig_open(&r, EMBEDDED, &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2});
+    open_rig(&r, &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2});
     const struct model_params *p = &r.model->params;
     const uint32_t layers[] = {0, 1, p->n_layers, p->n_layers + 1};
     assert_int_equal(forward_want_hidden(r.forward, layers, 4), 0);
@@ -606,7 +613,7 @@ static void hidden_rows_that_do_not_exist_are_refused(void **state)
 {
     (void)state;
     struct model_rig r;
-    model_rig_open(&r, EMBEDDED, &(struct model_rig_options){.kv_type = kv_type});
+    open_rig(&r, &(struct model_rig_options){.kv_type = kv_type});
     const uint32_t beyond = r.model->params.n_layers + 2, many[FORWARD_MAX_HIDDEN + 1] = {0};
     assert_true(forward_want_hidden(r.forward, &beyond, 1) < 0);
     assert_true(forward_want_hidden(r.forward, many, FORWARD_MAX_HIDDEN + 1) < 0);
@@ -620,7 +627,7 @@ static void an_empty_batch_is_nothing(void **state)
 {
     (void)state;
     struct model_rig r;
-    model_rig_open(&r, EMBEDDED, &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2});
+    open_rig(&r, &(struct model_rig_options){.kv_type = kv_type, .n_threads = 2});
     forward_run(r.forward, &r.plan);
     model_rig_close(&r);
 }
@@ -644,8 +651,23 @@ int main(void)
         cmocka_unit_test(hidden_rows_that_do_not_exist_are_refused),
         cmocka_unit_test(an_empty_batch_is_nothing),
     };
+    const struct CMUnitTest with_windows[] = {
+        cmocka_unit_test(long_contexts_change_nothing),
+        cmocka_unit_test(neighbours_change_nothing),
+        cmocka_unit_test(a_tree_equals_its_chains),
+        cmocka_unit_test(a_tree_may_be_as_deep_as_promised),
+        cmocka_unit_test(accepted_paths_equal_chains_that_never_branched),
+        cmocka_unit_test(rollbacks_of_different_lengths_leave_no_trace),
+        cmocka_unit_test(a_fork_continues_like_its_origin),
+    };
+    const struct tiny tiny = {
+        .arch = "gpt-oss", .type = KERNEL_MXFP4, .head_type = KERNEL_Q8_0, .seed = 34};
     int failed = 0;
     for (kv_type = KERNEL_KV_F16; kv_type <= KERNEL_KV_INT8; kv_type++)
         failed += cmocka_run_group_tests_name(kernel_kv_name(kv_type), tests, NULL, NULL);
+    windowed = tiny_write(&tiny, &windowed_len);
+    for (kv_type = KERNEL_KV_F16; kv_type <= KERNEL_KV_INT8; kv_type++)
+        failed += cmocka_run_group_tests_name("windows", with_windows, NULL, NULL);
+    free(windowed);
     return failed;
 }

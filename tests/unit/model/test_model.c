@@ -484,6 +484,22 @@ static void unused_tensors_are_refused(void **state)
     assert_refused(g, -ENOTSUP, "norm.weight is not known in architecture llama");
 }
 
+static void unknown_architectures_are_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *arch, *words;
+    } cases[] = {
+        {"gptoss", "'gptoss' is Ollama's form of gpt-oss, which is not supported; use a "},
+        {"gpt-osx", "architecture 'gpt-osx' is not supported; verifier-svc --print-models"}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const struct tiny t = {.arch = cases[i].arch, .n_layers = 1};
+        struct file f;
+        f.data = tiny_write(&t, &f.len);
+        assert_refused(f, -ENOTSUP, cases[i].words);
+    }
+}
+
 static void unknown_rope_scaling_is_named(void **state)
 {
     (void)state;
@@ -894,6 +910,7 @@ int main(void)
         cmocka_unit_test(windows_that_cannot_be_are_refused),
         cmocka_unit_test(experts_of_another_architecture_are_refused),
         cmocka_unit_test(unused_tensors_are_refused),
+        cmocka_unit_test(unknown_architectures_are_named),
         cmocka_unit_test(unknown_rope_scaling_is_named),
         cmocka_unit_test(loading_reports_progress),
         cmocka_unit_test(loading_can_be_cancelled),
