@@ -437,12 +437,13 @@ static void divide(const struct kernel_attn *a, const struct queries *s)
         scale(s->out[i], by[i], a->head_dim);
 }
 
-/* The scores of the positions that a row reads and does not see. */
+/* Sets the scores of positions that a row reads and does not see to -inf: those before its first
+ * one in the same block. */
 static void hide(const struct kernel_attn *a, const struct kernel_sight *s, uint32_t piece,
                  struct range see, float *scores)
 {
     const uint32_t n = s->n_base + s->n_tail;
-    if (!a->window || n <= a->window || n - a->window <= piece + see.from)
+    if (see.from >= see.to || !a->window || n <= a->window || n - a->window <= piece + see.from)
         return;
     const uint32_t n_hidden = n - a->window - piece - see.from; // below 16
     for (uint32_t h = 0; h < a->n_heads; h++)

@@ -4,7 +4,8 @@
  * has one order (kernel.h). So other rows in the pass, the chunks of a prompt and the number of
  * threads do not change the bits of a row's logits.
  *
- * Threads: engine thread only; it works with the whole pool inside forward_run(). */
+ * Threads: engine thread only; it works with the whole pool inside forward_run(). Between passes,
+ * any thread may read logits and hidden rows. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

@@ -39,7 +39,7 @@ struct runner_options {
     size_t (*beside)(const void *arg, size_t block_bytes);
     const void *beside_arg;
     uint32_t n_vocab;   // tokens that can be drawn; further rows of the head are padding
-    unsigned max_dists; // distributions that threads compute at the same time; at least 1
+    unsigned max_dists; // distributions that threads compute at the same time; 0: 1
 };
 #define RUNNER_MAX_DISTS 16
 

@@ -3,9 +3,7 @@
 #include <string.h>
 #include "gateway/openai/harmony.h"
 #include "gateway/openai/output_parser.h"
-
-#define TO_TOOL "to=functions."
-#define MESSAGE "<|message|>"
+#include "gateway/openai/text_cursor.h"
 
 static const char *const markers[] = {"<|end|>",     "<|return|>",    "<|call|>",   "<|start|>",
                                       "<|channel|>", "<|constrain|>", "<|message|>"};
@@ -15,7 +13,7 @@ static const char *const markers[] = {"<|end|>",     "<|return|>",    "<|call|>"
 
 bool harmony_is_in(const char *source, size_t len)
 {
-    return memmem(source, len, "<|channel|>", 11) && memmem(source, len, MESSAGE, strlen(MESSAGE));
+    return memmem(source, len, "<|channel|>", 11) && memmem(source, len, "<|message|>", 11);
 }
 
 unsigned harmony_markers(const char *ret[])
@@ -76,14 +74,20 @@ static void begin_header(struct harmony *h)
 /* ---- headers ---- */
 
 /* Whether one of s and word begins with the other. */
-static bool may_be(const char *s, size_t len, const char *word)
+static bool may_become(const char *s, size_t len, const char *word)
 {
     size_t n = strlen(word);
     return memcmp(s, word, len < n ? len : n) == 0;
 }
 
-/* Whether the held bytes may be the beginning of a header. */
-static bool is_header(const struct harmony *h)
+static bool ends_with(const struct buf *b, const char *word)
+{
+    size_t n = strlen(word);
+    return b->len >= n && memcmp(b->data + b->len - n, word, n) == 0;
+}
+
+/* Whether the held bytes may be the beginning of a header, or of a marker that ends a message. */
+static bool may_be_header(const struct harmony *h)
 {
     const char *s = h->held.data;
     size_t len = h->held.len;
@@ -91,74 +95,108 @@ static bool is_header(const struct harmony *h)
         s++;
         len--;
     }
-    bool is = may_be(s, len, "to=");
-    for (unsigned i = N_ENDS; i < ARRAY_LEN(markers); i++)
-        is = is || may_be(s, len, markers[i]);
-    return is && h->held.len <= HARMONY_HEADER_MAX;
-}
-
-static bool has(const struct buf *b, const char *word)
-{
-    return memmem(b->data, b->len, word, strlen(word)) != NULL;
+    bool may = may_become(s, len, "to=");
+    for (unsigned i = 0; i < ARRAY_LEN(markers); i++)
+        may = may || may_become(s, len, markers[i]);
+    return may && h->held.len <= HARMONY_HEADER_MAX;
 }
 
 static bool has_marker(const struct buf *b)
 {
     for (unsigned i = 0; i < ARRAY_LEN(markers); i++)
-        if (b->len && has(b, markers[i]))
+        if (b->len && memmem(b->data, b->len, markers[i], strlen(markers[i])))
             return true;
     return false;
+}
+
+/* The word after the last `mark` of a header. */
+static struct text_cursor word_after(const struct buf *header, const char *mark)
+{
+    struct text_cursor rest = {header->data, header->len}, skipped, word = {0};
+    while (text_cursor_until(&rest, mark, &skipped))
+        word = rest;
+    size_t n = 0;
+    while (n < word.len && word.data[n] != ' ' && word.data[n] != '<')
+        n++;
+    word.len = n;
+    return word;
+}
+
+static bool is(struct text_cursor word, const char *name)
+{
+    return word.len == strlen(name) && memcmp(word.data, name, word.len) == 0;
+}
+
+/* Text to another recipient than the user is no content, unless it is in the channel `final`. */
+static bool is_reasoning(const struct buf *header)
+{
+    const struct text_cursor channel = word_after(header, "<|channel|>");
+    const struct text_cursor to = word_after(header, "to=");
+    if (is(channel, "final"))
+        return false;
+    return is(channel, "analysis") || (to.len && !is(to, "assistant") && !is(to, "user"));
 }
 
 /* The held bytes are a whole header. */
 static void read_header(struct harmony *h, const struct output_parser_rules *rules,
                         struct output_parser_out *to)
 {
-    if (has(&h->held, TO_TOOL) && rules->format == TOOLS_HARMONY) {
+    struct text_cursor tool = word_after(&h->held, "to=");
+    if (text_cursor_skip_word(&tool, "functions.") && rules->format == TOOLS_HARMONY) {
         h->state = HARMONY_CALL;
         buf_clear(&h->call);
         buf_add(&h->call, h->held.data, h->held.len);
         note_error(&h->call, to);
         h->n_header = h->call.len;
     } else {
-        const bool to_tool = has(&h->held, "to=") && !has(&h->held, "to=assistant");
-        const bool reasons = to_tool || has(&h->held, "<|channel|>analysis");
-        h->state = reasons ? HARMONY_REASONING : HARMONY_CONTENT;
+        h->state = is_reasoning(&h->held) ? HARMONY_REASONING : HARMONY_CONTENT;
     }
     buf_clear(&h->held);
 }
 
-/* Without a header the text is content. An end marker alone ends an empty message. */
+/* The held bytes are no header: the first one is content, and the others are read again. */
+static void release_header(struct harmony *h, const struct output_parser_rules *rules,
+                           struct output_parser_out *to)
+{
+    char text[HARMONY_HEADER_MAX + LONGEST];
+    const size_t len = h->held.len;
+    memcpy(text, h->held.data, len);
+    buf_clear(&h->held);
+    h->state = HARMONY_CONTENT;
+    add_text(h, rules, text, 1, to);
+    harmony_feed(h, rules, text + 1, len - 1, to);
+}
+
+/* Text without a header is content. A header that ends, or begins again, had no text. */
 static void scan_header(struct harmony *h, const struct output_parser_rules *rules,
                         struct output_parser_out *to)
 {
-    const struct buf *b = &h->held;
-    const size_t n = strlen(MESSAGE);
-    if (b->len >= n && memcmp(b->data + b->len - n, MESSAGE, n) == 0) {
+    if (ends_with(&h->held, "<|message|>")) {
         read_header(h, rules, to);
         return;
     }
     for (unsigned i = 0; i < N_ENDS; i++)
-        if (may_be(b->data, b->len, markers[i])) {
-            if (b->len == strlen(markers[i]))
-                begin_header(h);
+        if (ends_with(&h->held, markers[i])) {
+            begin_header(h);
             return;
         }
-    if (is_header(h))
-        return;
-    h->state = HARMONY_CONTENT;
-    add_text(h, rules, b->data, b->len, to);
-    buf_clear(&h->held);
+    if (ends_with(&h->held, "<|start|>")) {
+        begin_header(h);
+        buf_puts(&h->held, "<|start|>");
+        note_error(&h->held, to);
+    }
+    if (!may_be_header(h))
+        release_header(h, rules, to);
 }
 
 /* ---- messages ---- */
 
-/* The text of an invalid call is content. */
+/* An invalid call is content, as it was written. */
 static void release_call(struct harmony *h, const struct output_parser_rules *rules,
                          struct output_parser_out *to)
 {
     h->state = HARMONY_CONTENT;
-    add_text(h, rules, h->call.data + h->n_header, h->call.len - h->n_header, to);
+    add_text(h, rules, h->call.data, h->call.len, to);
     buf_clear(&h->call);
 }
 
@@ -205,7 +243,7 @@ static void scan_text(struct harmony *h, const struct output_parser_rules *rules
 {
     for (size_t n; h->held.len; buf_shift(&h->held, n)) {
         for (unsigned i = 0; i < N_BOUNDS; i++) {
-            if (!may_be(h->held.data, h->held.len, markers[i]))
+            if (!may_become(h->held.data, h->held.len, markers[i]))
                 continue;
             if (h->held.len < strlen(markers[i]))
                 return;
@@ -248,11 +286,10 @@ void harmony_feed(struct harmony *h, const struct output_parser_rules *rules, co
     }
 }
 
-/* A header without text is left out. */
 void harmony_end(struct harmony *h, const struct output_parser_rules *rules,
                  struct output_parser_out *to)
 {
-    if (h->state == HARMONY_HEADER && !has_marker(&h->held))
+    if (h->state == HARMONY_HEADER && !has_marker(&h->held)) // else a header without text
         h->state = HARMONY_CONTENT;
     if (h->state != HARMONY_HEADER)
         take_text(h, rules, h->held.data, h->held.len, to);

@@ -8,9 +8,10 @@
  *     <|start|>assistant<|channel|>commentary to=functions.NAME
  *         <|constrain|>json<|message|>{...}<|call|>                             a call
  *
- * The recipient may also come before the channel. Text to another recipient is reasoning: no tool
- * of the request takes it. Text without a header is content. Messages of the same kind are
- * separated by an empty line. Source: OpenAI, "OpenAI Harmony Response Format".
+ * The recipient may also come before the channel. Text to other recipients is reasoning, and so is
+ * a call if the request has no tools. Text without a header is content. A header without text is
+ * left out. Messages of the same kind are separated by an empty line.
+ * Source: OpenAI, "OpenAI Harmony Response Format".
  *
  * Part of output_parser.h. Threads: one at a time. */
 #pragma once

@@ -99,6 +99,25 @@ void output_parser_out_clear(struct output_parser_out *o)
     tool_parser_clear(&o->calls);
 }
 
+/* A header counts as reasoning: it is no content, and may not be seen if reasoning may not. */
+static void follow_harmony(struct output_parser *p)
+{
+    switch (p->harmony.state) {
+    case HARMONY_HEADER:
+        p->state = p->rules.thinking ? OUTPUT_PARSER_REASONING : OUTPUT_PARSER_CALL;
+        break;
+    case HARMONY_REASONING:
+        p->state = p->rules.thinking ? OUTPUT_PARSER_REASONING : OUTPUT_PARSER_CONTENT;
+        break;
+    case HARMONY_CONTENT:
+        p->state = OUTPUT_PARSER_CONTENT;
+        break;
+    case HARMONY_CALL:
+        p->state = OUTPUT_PARSER_CALL;
+        break;
+    }
+}
+
 void output_parser_init(struct output_parser *p, const struct output_parser_rules *rules)
 {
     *p = (struct output_parser){.only_calls = true};
@@ -110,7 +129,7 @@ void output_parser_init(struct output_parser *p, const struct output_parser_rule
     buf_init(&p->rescan, OUTPUT_PARSER_SPACE_MAX + TOOL_PARSER_MAX_BYTES);
     harmony_init(&p->harmony);
     if (p->rules.is_harmony)
-        p->state = OUTPUT_PARSER_CALL; // a header
+        follow_harmony(p);
     if (p->rules.thinking && p->rules.begun)
         p->state = OUTPUT_PARSER_REASONING;
     p->drop_space = p->state == OUTPUT_PARSER_REASONING;
@@ -461,16 +480,7 @@ static void feed_harmony(struct output_parser *p, const char *text, size_t len,
                          struct output_parser_out *to)
 {
     harmony_feed(&p->harmony, &p->rules, text, len, to);
-    switch (p->harmony.state) {
-    case HARMONY_REASONING:
-        p->state = p->rules.thinking ? OUTPUT_PARSER_REASONING : OUTPUT_PARSER_CONTENT;
-        break;
-    case HARMONY_CONTENT:
-        p->state = OUTPUT_PARSER_CONTENT;
-        break;
-    default: // a header is no content, either
-        p->state = OUTPUT_PARSER_CALL;
-    }
+    follow_harmony(p);
 }
 
 void output_parser_feed(struct output_parser *p, const char *text, size_t len,

@@ -312,6 +312,8 @@ static int read_harmony(struct text_cursor t, struct tool_parser_calls *to)
     name = (struct text_cursor){header.data, 0};
     while (name.len < header.len && tool_parser_name_char(name.data[name.len]))
         name.len++;
+    if (!text_cursor_trimmed(t).len) // without parameters some models write nothing
+        return add_call(to, name, strdup("{}"), (struct text_cursor){0});
     int rc = add_verbatim(to, name, &t, (struct text_cursor){0});
     return rc == 0 && t.len ? -EINVAL : rc;
 }

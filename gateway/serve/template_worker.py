@@ -88,10 +88,10 @@ def variables_of(source, values):
         if message.get("role") == "developer" and "developer" not in source:
             message["role"] = "system"
         thoughts = message.get("reasoning_content")
-        if isinstance(thoughts, str) and "<|channel|>" in source and ".thinking" in source:
+        if thoughts and "<|channel|>" in source and ".thinking" in source:
             message.setdefault("thinking", thoughts)
             if message.get("tool_calls"):
-                message["content"] = ""  # gpt-oss takes one of the two
+                message["content"] = ""  # the template refuses both
         if message.get("content", "") is None and not tests_none:
             message["content"] = ""
         open_arguments(message)

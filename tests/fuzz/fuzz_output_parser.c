@@ -55,7 +55,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
                                         .closed = (data[0] & 96) == 64,
                                         .format = data[0] % 16 % TOOLS_N_FORMATS,
                                         .types = types};
-    rules.is_harmony = rules.format == TOOLS_HARMONY;
+    rules.is_harmony = data[0] & 128 || rules.format == TOOLS_HARMONY;
     struct output_parser_out whole, bytes, some;
     split(&rules, (const char *)data + 1, n - 1, n, &whole);
     split(&rules, (const char *)data + 1, n - 1, 1, &bytes);

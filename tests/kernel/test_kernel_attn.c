@@ -335,6 +335,31 @@ static void rows_together_have_the_bits_of_rows_alone(void **state)
         }
 }
 
+/* 32 queries whose windows begin in different pieces: none writes into the sums of another. */
+static void rows_far_apart_have_the_bits_of_rows_alone(void **state)
+{
+    (void)state;
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
+    const uint32_t n_rows = 4, n_group = 8, d = 64;
+    struct scene s = scene_of(n_group, d);
+    const struct kernel_sight sights[] = {
+        {600, 0, NULL}, {700, 0, NULL}, {90, 0, NULL}, {1000, 0, NULL}};
+    const size_t bytes = n_rows * n_group * d * sizeof(float);
+    float *want = weights_alloc(bytes), *out = weights_alloc(bytes);
+    place_from(&s, 1000, 1000, 3, 90);
+    for (unsigned t = 0; t < n_tiers; t++) {
+        for (uint32_t r = 0; r < n_rows; r++)
+            attend_rows(k[t], &s, sights, r, 1, 0, n_group, want);
+        memset(out, 0xff, bytes);
+        attend_rows(k[t], &s, sights, 0, n_rows, 0, n_group, out);
+        assert_memory_equal(out, want, bytes);
+    }
+    free(want);
+    free(out);
+    scene_done(&s);
+}
+
 /* Scores of both signs, so large that exp is 0 except for the largest score. */
 static void large_scores_neither_overflow_nor_vanish(void **state)
 {
@@ -453,6 +478,7 @@ int main(void)
         cmocka_unit_test(the_slots_of_positions_change_no_bit),
         cmocka_unit_test(large_scores_neither_overflow_nor_vanish),
         cmocka_unit_test(rows_together_have_the_bits_of_rows_alone),
+        cmocka_unit_test(rows_far_apart_have_the_bits_of_rows_alone),
         cmocka_unit_test(extreme_values_have_the_same_bits),
         cmocka_unit_test(a_position_is_stored_and_moved_alone),
     };

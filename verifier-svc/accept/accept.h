@@ -50,8 +50,8 @@ struct accept_result {
     enum accept_origin last;        // its origin
 };
 
-/* Draws the target's token after `row` (0: the last committed token; i + 1: draft token i) and
- * commits it. False: the generation ends with this token. */
+/* Draws the target's token after `row` (0: the last committed token; i + 1: draft token i). False:
+ * no token after this one is wanted. */
 typedef bool accept_draw_fn(void *arg, uint32_t row, uint32_t *ret_token);
 
 void accept_own_draw(const struct draft *t, accept_draw_fn *draw, void *arg,

@@ -32,7 +32,7 @@ static void count_path(struct step *d, int32_t node)
     }
 }
 
-/* The distribution after a row. */
+/* Sets d->dist to the distribution after a row. */
 static void set_dist(struct step *d, uint32_t row)
 {
     struct seq *s = d->s;

@@ -34,7 +34,8 @@ struct sched_grant round_wanted(const struct seq *s)
                                 .draft = todo == 1 && round_is_decoding(s) ? seq_n_draft(s) : 0,
                                 .own_draft = s->proposer == SEQ_NO_PROPOSER || s->req->fixed,
                                 .whole_draft = s->proposer == SEQ_NO_PROPOSER,
-                                .waits = seq_waits(s)};
+                                .waits = seq_waits(s),
+                                .ran = s->ran};
 }
 
 static void grant_rows(struct engine *e)
@@ -43,6 +44,8 @@ static void grant_rows(struct engine *e)
     for (uint32_t i = 0; i < e->running.n; i++)
         e->grants[i] = round_wanted(e->running.v[i]);
     sched_grant_rows(&e->sched, e->grants, e->running.n, round_is_shared(e));
+    for (uint32_t i = 0; i < e->running.n; i++)
+        e->running.v[i]->ran = e->grants[i].ran;
 }
 
 /* ---- KV blocks ---- */

@@ -91,26 +91,47 @@ static uint32_t rows_in_time(const struct sched *s, uint32_t n_decoding)
 
 /* ---- decoding rows ---- */
 
-static bool is_of(const struct sched_grant *g, uint32_t flow)
+/* One row for each decoding sequence. */
+static uint32_t grant_decoding(const struct sched *s, struct sched_grant *v, uint32_t n)
 {
-    return g->todo == 1 && g->flow == flow;
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        v[i].rows = v[i].draft_rows = 0;
+        if (v[i].todo == 1 && used < s->limits.max_rows)
+            used += v[i].rows = 1;
+    }
+    return used;
 }
 
-/* Sets n_flow; returns the number of flows that decode. */
+/* Whether a sequence of this flow has a row to decode. */
+static bool decodes(const struct sched_grant *g, uint32_t flow)
+{
+    return g->todo == 1 && g->rows == 1 && g->flow == flow;
+}
+
+static bool has_work(const struct sched_grant *g)
+{
+    return g->todo || g->waits;
+}
+
+/* Sets n_flow. Returns the number of flows that have something to run, or wait for a draft. */
 static uint32_t count_flows(struct sched_grant *v, uint32_t n)
 {
     uint32_t n_flows = 0;
-    for (uint32_t i = 0, first; i < n; i++) {
+    for (uint32_t i = 0; i < n; i++)
         v[i].n_flow = 0;
-        for (first = 0; v[i].todo == 1 && !is_of(&v[first], v[i].flow);)
+    for (uint32_t i = 0, first; i < n; i++) {
+        if (!has_work(&v[i]))
+            continue;
+        for (first = 0; !has_work(&v[first]) || v[first].flow != v[i].flow;)
             first++;
-        if (v[i].todo == 1)
-            n_flows += v[first].n_flow++ == 0;
+        n_flows += first == i;
+        v[first].n_flow += decodes(&v[i], v[i].flow);
     }
     return n_flows;
 }
 
-/* The sum of all rows if each flow gets `part` at most. */
+/* The sum of all decoding rows if each flow gets `part` at most. */
 static uint32_t rows_of_parts(const struct sched_grant *v, uint32_t n, uint32_t part)
 {
     uint32_t sum = 0;
@@ -119,49 +140,51 @@ static uint32_t rows_of_parts(const struct sched_grant *v, uint32_t n, uint32_t 
     return sum;
 }
 
-/* `part` rows for the sequences of a flow, of which there are `count`, alternately. */
-static void take_turns(struct sched_grant *v, uint32_t n, uint32_t flow, uint32_t count,
-                       uint32_t part, uint32_t turn)
+/* Takes rows from the flow's sequences until `part` are left. Those whose last row is longest ago
+ * keep theirs. */
+static void take_turns(struct sched_grant *v, uint32_t n, uint32_t flow, uint32_t n_rows,
+                       uint32_t part)
 {
-    const uint64_t first = (uint64_t)turn * part % count;
-    for (uint32_t i = 0, at = 0; i < n; i++) {
-        if (is_of(&v[i], flow)) {
-            v[i].rows = (at + count - first) % count < part;
-            at++;
-        }
+    while (n_rows > part) {
+        uint64_t latest = 0;
+        for (uint32_t i = 0; i < n; i++)
+            if (decodes(&v[i], flow) && v[i].ran > latest)
+                latest = v[i].ran;
+        for (uint32_t i = n; i-- > 0 && n_rows > part;)
+            if (decodes(&v[i], flow) && v[i].ran == latest) {
+                v[i].rows = 0;
+                n_rows--;
+            }
     }
 }
 
-/* The rows of sequences that decode, if several flows do: `used`, or as many as end in time. */
+/* A slow pass may have been a stall of the machine. Without passes of these sizes, that would never
+ * be seen. */
+#define FORGET 0.99
+
+static void forget_larger(struct sched *s, uint32_t n_rows)
+{
+    for (unsigned i = size_of(n_rows) + 1; i < SCHED_SIZES; i++)
+        s->row_us[i] *= FORGET;
+}
+
+/* Leaves `used` decoding rows, or as many as end in time while several flows share the passes. */
 static uint32_t share_decoding(struct sched *s, struct sched_grant *v, uint32_t n, uint32_t used)
 {
     const double half_us = (double)s->limits.max_pass_us / 2; // the rest is for extra rows
     const uint32_t n_flows = count_flows(v, n);
-    uint32_t part = 1;
-    if (n_flows < 2)
-        return used;
     const uint32_t most = rows_within(s, time_beside(s, half_us, n_flows), used);
-    if (used <= most)
+    uint32_t part = 1;
+    if (n_flows < 2 || used <= most)
         return used;
     while (rows_of_parts(v, n, part + 1) <= most)
         part++;
     for (uint32_t i = 0; i < n; i++)
         if (v[i].n_flow > part)
-            take_turns(v, n, v[i].flow, v[i].n_flow, part, s->turn);
-    s->turn++;
+            take_turns(v, n, v[i].flow, v[i].n_flow, part);
+    s->takes_turns = true;
+    forget_larger(s, max_u32(most, 1));
     return rows_of_parts(v, n, part);
-}
-
-/* One row for each decoding sequence. */
-static uint32_t grant_decoding(struct sched *s, struct sched_grant *v, uint32_t n, bool shared)
-{
-    uint32_t used = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        v[i].rows = v[i].draft_rows = 0;
-        if (v[i].todo == 1 && used < s->limits.max_rows)
-            used += v[i].rows = 1;
-    }
-    return shared ? share_decoding(s, v, n, used) : used;
 }
 
 /* Draft rows: one per sequence and turn, so that no draft starves. own: also clients' own
@@ -284,9 +307,34 @@ static uint32_t miss_pass(struct sched_grant *v, uint32_t n)
     return missed;
 }
 
+/* Of the sequences with rows whose number is `last` or less, the one with the least; n: none. */
+static uint32_t next_to_number(const struct sched_grant *v, uint32_t n, uint64_t last)
+{
+    uint32_t next = n;
+    for (uint32_t i = 0; i < n; i++)
+        if (v[i].rows && v[i].ran <= last && (next == n || v[i].ran < v[next].ran))
+            next = i;
+    return next;
+}
+
+/* Sequences that take turns form a queue: those that ran keep their order at its end. */
+static void number_rows(struct sched *s, struct sched_grant *v, uint32_t n)
+{
+    const uint64_t last = s->ran;
+    if (s->takes_turns) {
+        for (uint32_t i; (i = next_to_number(v, n, last)) < n;)
+            v[i].ran = ++s->ran;
+    } else {
+        s->ran++;
+        for (uint32_t i = 0; i < n; i++)
+            v[i].ran = v[i].rows ? s->ran : v[i].ran;
+    }
+    s->takes_turns = false;
+}
+
 uint32_t sched_grant_rows(struct sched *s, struct sched_grant *v, uint32_t n, bool shared)
 {
-    struct sched_load l = {.n = n, .n_decoding = grant_decoding(s, v, n, shared), .shared = shared};
+    struct sched_load l = {.n = n, .n_decoding = grant_decoding(s, v, n), .shared = shared};
     uint32_t n_waiting = 0, n_plain = l.n_decoding;
     for (uint32_t i = 0; i < n; i++) {
         l.n_prompts += v[i].todo > 1;
@@ -296,6 +344,8 @@ uint32_t sched_grant_rows(struct sched *s, struct sched_grant *v, uint32_t n, bo
     const bool counts = shared && n_plain + n_waiting, owes = counts && s->owed_us > 0;
     if (owes && n_plain)
         l.n_decoding -= miss_pass(v, n);
+    if (shared)
+        l.n_decoding = share_decoding(s, v, n, l.n_decoding);
     const bool gap = owes && !n_plain; // all that decode wait for their drafts
     uint32_t for_drafts = sched_draft_rows(s, &l);
     for_drafts = gap ? min_u32(for_drafts, SCHED_MIN_CHUNK) : for_drafts;
@@ -307,6 +357,7 @@ uint32_t sched_grant_rows(struct sched *s, struct sched_grant *v, uint32_t n, bo
     const uint32_t extra = counts ? extra_rows(v, n) : 0;
     s->has_extra = extra > 0;
     s->n_plain = owes ? used : used - extra; // nothing is owed for what fills a gap
+    number_rows(s, v, n);
     return used;
 }
 

@@ -10,8 +10,9 @@
  * the prompts of one flow do not stop those of another. Nor do its drafts.
  *
  * If several flows decode, their rows take at most half of max_pass_us, or twice the time of one
- * row of each flow. If the rows of all would take longer, each flow gets an equal part. The
- * sequences of a flow then take turns.
+ * row of each flow. If the rows of all would take longer, each flow gets an equal part. Of a flow,
+ * the sequences whose last row is longest ago get it. Flows that wait for drafts or run prompts
+ * count as flows, too.
  *
  * Extra rows are those of prompts, and of drafts whose length a client has chosen. While several
  * flows share the passes and one decodes, extra rows take at most half of the time. After a pass
@@ -36,7 +37,7 @@ struct sched_limits {
     uint32_t max_rows;      // of a pass
     uint32_t max_logits;    // rows of a pass that want logits; at least one per sequence
     uint32_t prefill_chunk; // rows of one prompt in a pass
-    int64_t max_pass_us;    // while anything decodes; at least twice that of a row of each
+    int64_t max_pass_us;    // while anything decodes
 };
 
 struct sched {
@@ -45,7 +46,8 @@ struct sched {
     double owed_us;             // time of extra rows that passes without them have not taken yet
     bool has_extra;             // the pass that runs is shared and has extra rows
     uint32_t n_plain;           // its other rows
-    uint32_t turn;              // passes in which sequences took turns
+    uint64_t ran;               // the last number given to a sequence that ran
+    bool takes_turns;           // in the grant under way, some sequences of a flow get no row
 };
 
 void sched_init(struct sched *s, const struct sched_limits *limits);
@@ -80,7 +82,8 @@ struct sched_grant {
     bool waits;          // it decodes, but waits some milliseconds for its draft; todo is 0
     uint32_t rows;       // granted of todo
     uint32_t draft_rows; // granted of draft
-    uint32_t n_flow;     // sequences of its flow that decode; 0 for all but the first of them
+    uint64_t ran;        // rises with the time of its last rows; 0: none. Kept between grants
+    uint32_t n_flow;     // only for sched.c: rows of its flow, at the flow's first sequence
 };
 
 /* The sequences of a pass. */
@@ -95,5 +98,6 @@ struct sched_load {
 uint32_t sched_draft_rows(const struct sched *s, const struct sched_load *l);
 /* Fills rows and draft_rows; returns their sum. shared: as above. */
 uint32_t sched_grant_rows(struct sched *s, struct sched_grant *v, uint32_t n, bool shared);
-/* Records that the pass of the last grant, of n_rows, took `us`, with the choice of tokens. */
+/* Records that the pass of the last grant, of n_rows, took `us`. That includes choosing and
+ * committing its tokens. */
 void sched_pass_done(struct sched *s, uint32_t n_rows, int64_t us);

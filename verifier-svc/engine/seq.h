@@ -9,7 +9,8 @@
  * choices of a continued request (continuation.h) begin as WAITING, like preempted ones. So do
  * choices that found no free seat when the first one started: the next of them is in the queue.
  *
- * Threads: made by an rpc thread, handed to the engine thread with its request, freed with it. */
+ * Threads: made by an rpc thread, handed to the engine thread with its request, freed with it.
+ * After a pass, one thread of the pool at a time chooses its tokens (decide_tokens()). */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -79,6 +80,8 @@ struct seq {
     struct control_seq control;
     int64_t idle_us; // Verify: since when it waits for a draft; 0: it does not wait
     bool leaving;    // has lost its blocks, and returns to the queue
+
+    uint64_t ran; // as in struct sched_grant
 
     /* Its rows in the pass that runs. */
     uint32_t first_row, n_rows;

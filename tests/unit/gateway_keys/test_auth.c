@@ -125,7 +125,12 @@ static void a_malformed_line_is_named_by_its_number(void **state)
         {"alice " ALICE " models=a models=b", "models= may be given only once"},
         {"alice " ALICE " models=a,default", "models= may not name 'default'"},
         {"alice " ALICE " models=default,a", "models= may not name 'default'"},
+        {"alice " ALICE " models=default", "models= may not name 'default'"},
         {"alice " ALICE " rate=1 rate=2", "rate= may be given only once"},
+        {"alice " ALICE " concurrency=1 concurrency=2", "concurrency= may be given only once"},
+        {"alice " ALICE " max_tokens=1 max_tokens=2", "max_tokens= may be given only once"},
+        {"alice " ALICE " tokens_per_day=1 rate=1 tokens_per_day=2",
+         "tokens_per_day= may be given only once"},
         {"alice " ALICE "\nbob " ALICE, "line 2: this key is in the file twice"},
     };
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {

@@ -316,6 +316,35 @@ static void a_whole_answer_has_its_parts(void **state)
     openai_reply_done(&r);
 }
 
+/* Of gpt-oss, a token per word. Headers are hidden with the reasoning. */
+static void channels_are_hidden_with_the_reasoning(void **state)
+{
+    (void)state;
+    static const char *const words[] = {
+        "<|channel|>", "analysis",    "<|message|>", "secret",          "<|end|>",     "<|start|>",
+        "assistant",   "<|channel|>", "commentary",  " to=functions.f", "<|message|>", "{}"};
+    for (int hides = 0; hides < 2; hides++) {
+        struct openai_reply_head h = splitting_head(true);
+        struct openai_reply r;
+        AUTO(buf_done) struct buf b = {0};
+        h.rules.is_harmony = h.logprobs = true;
+        h.rules.format = TOOLS_HARMONY;
+        h.hides_reasoning = hides;
+        buf_init(&b, 1 << 20);
+        assert_int_equal(openai_reply_init(&r, &h), 0);
+        openai_reply_started(&r, 0, text_of(""), &b);
+        for (size_t i = 0; i < ARRAY_LEN(words); i++)
+            say(&r, 0, words[i], &b);
+        finish(&r, 0, &b);
+        assert_int_equal(openai_reply_end(&r, &b), 0);
+        assert_int_equal(strstr(b.data, "secret") != NULL, !hides);
+        assert_int_equal(strstr(b.data, "commentary") != NULL, !hides); // only in the logprobs
+        assert_non_null(strstr(b.data, "\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}"));
+        assert_non_null(strstr(b.data, "\"finish_reason\":\"tool_calls\""));
+        openai_reply_done(&r);
+    }
+}
+
 /* The limit of tokens was the reason, also if calls came before it. */
 static void calls_cut_by_the_limit_keep_the_reason(void **state)
 {
@@ -766,6 +795,7 @@ int main(void)
         cmocka_unit_test(held_back_text_counts_in_the_offsets),
         cmocka_unit_test(every_choice_echoes_the_prompt_that_came_with_the_first),
         cmocka_unit_test(a_whole_answer_has_its_parts),
+        cmocka_unit_test(channels_are_hidden_with_the_reasoning),
         cmocka_unit_test(a_stream_has_one_event_for_each_token),
         cmocka_unit_test(hidden_reasoning_has_no_logprobs),
         cmocka_unit_test(errors_follow_from_the_status),

@@ -392,9 +392,11 @@ static void calls_of_gpt_oss_have_recipients(void **state)
                              "<|start|>assistant<|channel|>commentary to=functions.g<|message|>{}",
         "|I look.|f({});g({});");
     harmony(true, TOOLS_HARMONY, "<|channel|>commentary to=functions.f<|message|>not JSON<|call|>",
-            "|not JSON|");
-    harmony(true, TOOLS_HARMONY,
-            "<|channel|>commentary to=functions.f<|message|>{\"a\": ", "|{\"a\": |");
+            "|<|channel|>commentary to=functions.f<|message|>not JSON|");
+    harmony(true, TOOLS_HARMONY, "<|channel|>commentary to=functions.now<|message|><|call|>",
+            "||now({});");
+    harmony(true, TOOLS_HARMONY, "<|channel|>commentary to=functions.f<|message|>{\"a\": ",
+            "|<|channel|>commentary to=functions.f<|message|>{\"a\": |");
 }
 
 static void text_without_channels_is_content(void **state)
@@ -409,6 +411,11 @@ static void text_without_channels_is_content(void **state)
         harmony(true, TOOLS_HARMONY, texts[i], want);
     }
     harmony(true, TOOLS_HARMONY, "<|end|>" HEADER("final") "x", "|x|");
+    harmony(true, TOOLS_HARMONY, " <|end|>" HEADER("final") "x", "|x|");
+    harmony(true, TOOLS_HARMONY, "t<|return|>", "|t|");
+    harmony(true, TOOLS_HARMONY, "<|channel|>analysis" NEXT HEADER("final") "x<|return|>", "|x|");
+    harmony(true, TOOLS_HARMONY, "<|channel|>analysis<|start|>assistant" HEADER("final") "x",
+            "|x|");
     harmony(true, TOOLS_HARMONY, HEADER("analysis") "a" HEADER("final") "b", "a|b|"); // no end
     harmony(true, TOOLS_HARMONY, HEADER("final") "a" NEXT "<|channel|>fin", "|a|");   // cut off
 }
@@ -438,8 +445,8 @@ static void answers_of_gpt_oss_have_limits(void **state)
     const struct output_parser_rules rules = {.is_harmony = true, .format = TOOLS_HARMONY};
     free(got);
     got = split(&rules, text.data, 1000, 1000);
-    assert_int_equal(strlen(got), text.len - n_header - strlen("<|call|>") + 2);
-    assert_memory_equal(got, "|{\"yyy", 6);
+    assert_int_equal(strlen(got), text.len - strlen("<|call|>") + 2);
+    assert_memory_equal(got, "|<|channel|>commentary", 22);
 
     buf_clear(&text);
     for (unsigned i = 0; i < TOOL_PARSER_MAX + 2; i++)
@@ -450,7 +457,7 @@ static void answers_of_gpt_oss_have_limits(void **state)
     for (const char *at = got; (at = strstr(at, "f({});")); at++)
         n++;
     assert_int_equal(n, TOOL_PARSER_MAX);
-    assert_memory_equal(got, "|{}\n\n{}|", 8);
+    assert_memory_equal(got, "|<|channel|>commentary to=functions.f<|message|>{}\n\n<|", 54);
 }
 
 static void a_call_without_an_end_becomes_content(void **state)

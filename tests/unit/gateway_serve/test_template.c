@@ -203,6 +203,10 @@ static void reasoning_is_the_thinking_of_gpt_oss(void **state)
     AUTO(mem_free) char *oss = NULL;
     assert_true(asprintf(&oss, "%s{# <|channel|> #}", reader) > 0);
     renders(oss, vars, "b|a;d|;");
+    renders(oss,
+            "{\"messages\":[{\"content\":\"a\",\"reasoning_content\":\"\",\"tool_calls\":[{"
+            "\"function\":{}}]}]}",
+            "|a;");
     renders(reader, vars, "|a;|c;");
 }
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/rng.h"
 #include "lib/lib.h"
 #include "lib/clients/engine_client.h"
 #include "lib/clients/proposers.h"
@@ -16,6 +17,7 @@
 #include "verifier-svc/engine/engine_impl.h"
 
 #define N_CHOICES 2
+#define MANY_CHOICES 16
 #define N_TOKENS 250
 
 /* ---- what the engine's thread allocates: the linker hands all calls of ours to these ---- */
@@ -249,6 +251,8 @@ static struct request *request_for(struct engine *e, const char *rule, uint32_t 
     msg.stop = stops;
     msg.n_stop = ARRAY_LEN(stops);
     msg.n = n_choices;
+    sampling.seed = 5;
+    sampling.has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
     Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
     if (rule) {
         speculative.rule = (ProtobufCBinaryData){strlen(rule), (uint8_t *)(uintptr_t)rule};
@@ -296,18 +300,30 @@ static void decode_without_allocating(struct engine *e)
     request_drop(r);
 }
 
-static void run_to_the_end(struct engine *e, struct request *r)
+/* Returns a digest of the tokens of all choices, with their logprobs. */
+static uint64_t run_to_the_end(struct engine *e, struct request *r)
 {
+    uint64_t digest[MANY_CHOICES] = {0}, all = 0;
     assert_int_equal(engine_submit(e, r), 0);
     for (bool last = false; !last;) {
         struct event_batch *b = events_next(engine_events(e), -1);
-        for (uint32_t i = 0; b && i < b->n; i++)
-            last |= b->v[i].last;
+        for (uint32_t i = 0; b && i < b->n; i++) {
+            const struct event *ev = &b->v[i];
+            for (uint32_t k = ev->first; k < ev->first + ev->n_tokens; k++) {
+                uint32_t logprob;
+                memcpy(&logprob, &b->tokens[k].logprob, sizeof(logprob));
+                digest[ev->choice] = rng_splitmix64(digest[ev->choice] ^ b->tokens[k].id) ^ logprob;
+            }
+            last |= ev->last;
+        }
         if (b)
             events_return(engine_events(e), b);
     }
+    for (unsigned i = 0; i < MANY_CHOICES; i++)
+        all = rng_splitmix64(all ^ digest[i]);
     request_drop(r); // the engine's hold
     request_drop(r);
+    return all;
 }
 
 /* Else rows of prompts and drafts would make passes longer than max_pass_ms. */
@@ -323,21 +339,30 @@ static void the_time_of_a_pass_includes_the_choice_of_tokens(void **state)
     assert_true(e->sched.row_us[0] >= SLOW_MS * 1000.0); // passes of one row
 }
 
-/* With so many choices that it pays. */
+/* With so many choices that it pays. They have the same tokens as with one thread. */
 static void the_threads_of_a_pass_choose_its_tokens(void **state)
 {
     (void)state;
-    struct verifier_options two = options;
-    two.max_sequences = 16;
-    two.threads = 2;
-    AUTO(engine_free) struct engine *e = engine_client_start(&two, &stats);
-    watched = e->thread;
-    atomic_store(&n_chosen_elsewhere, 0);
-    atomic_store(&slow_choices, true);
-    run_to_the_end(e, request_for(e, NULL, 16, 3));
-    atomic_store(&slow_choices, false);
-    engine_stop(e);
-    assert_true(atomic_load(&n_chosen_elsewhere) > 0);
+    static const char *const rules[] = {NULL, "typical"};
+    uint64_t digest[ARRAY_LEN(rules)];
+    for (unsigned n_threads = 1; n_threads <= 2; n_threads++) {
+        struct verifier_options o = options;
+        o.max_sequences = MANY_CHOICES;
+        o.threads = (int)n_threads;
+        AUTO(engine_free) struct engine *e = engine_client_start(&o, &stats);
+        watched = e->thread;
+        atomic_store(&n_chosen_elsewhere, 0);
+        atomic_store(&slow_choices, true);
+        run_to_the_end(e, request_for(e, NULL, MANY_CHOICES, 3));
+        atomic_store(&slow_choices, false);
+        assert_true((atomic_load(&n_chosen_elsewhere) > 0) == (n_threads > 1));
+        for (size_t i = 0; i < ARRAY_LEN(rules); i++) {
+            uint64_t now = run_to_the_end(e, request_for(e, rules[i], MANY_CHOICES, 60));
+            assert_true(n_threads == 1 || now == digest[i]);
+            digest[i] = now;
+        }
+        engine_stop(e);
+    }
 }
 
 static void a_decoding_round_allocates_nothing(void **state)
