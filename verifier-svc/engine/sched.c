@@ -46,31 +46,39 @@ static unsigned size_of(uint32_t n_rows)
 
 /* Time per row in passes of size i. If unknown: in smaller passes (where it is longer, since
  * weights are read once per pass), else in larger ones; 0: there was no pass. */
-static double row_us_at(const struct sched *s, unsigned i)
+static double row_us_at(const double row_us[SCHED_SIZES], unsigned i)
 {
     for (unsigned k = i + 1; k-- > 0;) {
-        if (s->row_us[k] > 0)
-            return s->row_us[k];
+        if (row_us[k] > 0)
+            return row_us[k];
     }
     for (unsigned k = i + 1; k < SCHED_SIZES; k++) {
-        if (s->row_us[k] > 0)
-            return s->row_us[k];
+        if (row_us[k] > 0)
+            return row_us[k];
     }
     return 0;
 }
 
-/* Time that a pass may take: us, or twice that of n rows. */
+/* Time of n rows that decode. */
+static double plain_time(const struct sched *s, uint32_t n)
+{
+    return n ? row_us_at(s->plain_us, size_of(n)) * n : 0;
+}
+
+/* Time that a pass may take: us, or twice that of n rows that decode. */
 static double time_beside(const struct sched *s, double us, uint32_t n)
 {
-    const double twice = 2 * row_us_at(s, size_of(n)) * n;
+    const double twice = 2 * plain_time(s, n);
     return twice > us ? twice : us;
 }
 
-/* Rows of the largest pass that ends within us. 0: not even one. unknown: if no pass was timed. */
-static uint32_t rows_within(const struct sched *s, double us, uint32_t unknown)
+/* Rows of the largest pass that ends within us, by these times per row. 0: not even one. unknown: if
+ * no pass was timed. */
+static uint32_t rows_within(const struct sched *s, const double row_us_of[SCHED_SIZES], double us,
+                            uint32_t unknown)
 {
     for (unsigned i = size_of(s->limits.max_rows) + 1; i-- > 0;) {
-        double row_us = row_us_at(s, i);
+        double row_us = row_us_at(row_us_of, i);
         if (row_us <= 0)
             return unknown;
         double rows = us / row_us, most = (double)(2u << i) - 1;
@@ -80,13 +88,14 @@ static uint32_t rows_within(const struct sched *s, double us, uint32_t unknown)
     return 0;
 }
 
-/* Rows of the largest pass that ends in time, n_decoding rows included. */
-static uint32_t rows_in_time(const struct sched *s, uint32_t n_decoding)
+/* Rows of the largest pass that ends in time, n_decoding rows included. The others are of prompts,
+ * or of drafts. */
+static uint32_t rows_in_time(const struct sched *s, uint32_t n_decoding, bool prompts)
 {
     const double max_us = (double)s->limits.max_pass_us;
     const double us = n_decoding ? time_beside(s, max_us, n_decoding) : SCHED_ALONE_US;
     const uint32_t first = n_decoding + 4 * SCHED_MIN_CHUNK;
-    return max_u32(rows_within(s, us, first), n_decoding);
+    return max_u32(rows_within(s, prompts ? s->row_us : s->plain_us, us, first), n_decoding);
 }
 
 /* ---- decoding rows ---- */
@@ -165,7 +174,7 @@ static void take_turns(struct sched_grant *v, uint32_t n, uint32_t flow, uint32_
 static void forget_larger(struct sched *s, uint32_t n_rows)
 {
     for (unsigned i = size_of(n_rows) + 1; i < SCHED_SIZES; i++)
-        s->row_us[i] *= FORGET;
+        s->plain_us[i] *= FORGET;
 }
 
 /* Leaves `used` decoding rows, or as many as end in time while several flows share the passes. */
@@ -173,7 +182,7 @@ static uint32_t share_decoding(struct sched *s, struct sched_grant *v, uint32_t 
 {
     const double half_us = (double)s->limits.max_pass_us / 2; // the rest is for extra rows
     const uint32_t n_flows = count_flows(v, n);
-    const uint32_t most = rows_within(s, time_beside(s, half_us, n_flows), used);
+    const uint32_t most = rows_within(s, s->plain_us, time_beside(s, half_us, n_flows), used);
     uint32_t part = 1;
     if (n_flows < 2 || used <= most)
         return used;
@@ -265,7 +274,7 @@ uint32_t sched_draft_rows(const struct sched *s, const struct sched_load *l)
 {
     uint32_t left = s->limits.max_rows - min_u32(l->n_decoding, s->limits.max_rows);
     if (l->shared && left)
-        left = min_u32(left, rows_in_time(s, l->n_decoding) - l->n_decoding);
+        left = min_u32(left, rows_in_time(s, l->n_decoding, false) - l->n_decoding);
     uint32_t for_drafts = l->n_prompts ? left / 4 * 3 : left; // prompts always proceed
     uint32_t logits_left = s->limits.max_logits - min_u32(l->n, s->limits.max_logits);
     return min_u32(for_drafts, logits_left);
@@ -283,7 +292,7 @@ static uint32_t extra_rows(const struct sched_grant *v, uint32_t n)
 /* Rows for prompts beside `used` other rows. */
 static uint32_t prompt_rows(const struct sched *s, uint32_t used, uint32_t n_decoding)
 {
-    uint32_t in_time = rows_in_time(s, n_decoding);
+    uint32_t in_time = rows_in_time(s, n_decoding, true);
     uint32_t rows = in_time > used ? in_time - used : 0;
     return min_u32(max_u32(rows, SCHED_MIN_CHUNK), s->limits.max_rows - used);
 }
@@ -355,6 +364,9 @@ uint32_t sched_grant_rows(struct sched *s, struct sched_grant *v, uint32_t n, bo
     else if (l.n_prompts && (gap || !used))
         used += grant_prompts(s, v, n, min_u32(SCHED_MIN_CHUNK, s->limits.max_rows - used));
     const uint32_t extra = counts ? extra_rows(v, n) : 0;
+    s->has_prompts = false;
+    for (uint32_t i = 0; i < n; i++)
+        s->has_prompts |= v[i].todo > 1 && v[i].rows;
     s->has_extra = extra > 0;
     s->n_plain = owes ? used : used - extra; // nothing is owed for what fills a gap
     number_rows(s, v, n);
@@ -366,18 +378,24 @@ static void count_extra(struct sched *s, double us)
 {
     double extra_us = -us;
     if (s->has_extra)
-        extra_us = us - (s->n_plain ? row_us_at(s, size_of(s->n_plain)) * s->n_plain : 0);
+        extra_us = us - plain_time(s, s->n_plain);
     s->owed_us += extra_us > -s->owed_us ? extra_us : -s->owed_us;
     s->has_extra = false;
 }
 
-void sched_pass_done(struct sched *s, uint32_t n_rows, int64_t us)
+static void learn_time(double *row_us, double now_us)
 {
-    count_extra(s, (double)us);
-    double now_us = (double)us / n_rows, *row_us = &s->row_us[size_of(n_rows)];
     if (*row_us <= 0)
         *row_us = now_us;
     else
         *row_us +=
             (now_us > *row_us ? 0.5 : 0.25) * (now_us - *row_us); // react faster to slower passes
+}
+
+void sched_pass_done(struct sched *s, uint32_t n_rows, int64_t us)
+{
+    count_extra(s, (double)us);
+    learn_time(&s->row_us[size_of(n_rows)], (double)us / n_rows);
+    if (!s->has_prompts)
+        learn_time(&s->plain_us[size_of(n_rows)], (double)us / n_rows);
 }

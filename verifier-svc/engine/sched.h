@@ -42,12 +42,14 @@ struct sched_limits {
 
 struct sched {
     struct sched_limits limits;
-    double row_us[SCHED_SIZES]; // time per row in recent passes of that size; 0: unknown
-    double owed_us;             // time of extra rows that passes without them have not taken yet
-    bool has_extra;             // the pass that runs is shared and has extra rows
-    uint32_t n_plain;           // its other rows
-    uint64_t ran;               // the last number given to a sequence that ran
-    bool takes_turns;           // in the grant under way, some sequences of a flow get no row
+    double row_us[SCHED_SIZES];   // time per row in recent passes of that size; 0: unknown
+    double plain_us[SCHED_SIZES]; // the same without rows of prompts, whose tokens are not chosen
+    bool has_prompts;             // the pass that runs has rows of prompts
+    double owed_us;               // time of extra rows that passes without them have not taken yet
+    bool has_extra;               // the pass that runs is shared and has extra rows
+    uint32_t n_plain;             // its other rows
+    uint64_t ran;                 // the last number given to a sequence that ran
+    bool takes_turns;             // in the grant under way, some sequences of a flow get no row
 };
 
 void sched_init(struct sched *s, const struct sched_limits *limits);

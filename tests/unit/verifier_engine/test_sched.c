@@ -269,6 +269,22 @@ static void flows_without_a_row_keep_passes_short_too(void **state)
     assert_true(v[60].rows > 0);
 }
 
+/* No tokens are chosen after the rows of a prompt, so they take less time than rows that decode. */
+static void prompts_say_nothing_about_rows_that_decode(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    struct sched_grant prompt = {.todo = 512}, v[61];
+    assert_true(sched_grant_rows(&s, &prompt, 1, false) > 0);
+    sched_pass_done(&s, 512, 15000);
+    for (uint32_t i = 0; i < 61; i++)
+        v[i] = (struct sched_grant){.todo = 1, .flow = i == 0};
+    assert_int_equal(sched_grant_rows(&s, v, 61, true), 61);
+    sched_pass_done(&s, 61, 180000);
+    assert_in_range(sched_grant_rows(&s, v, 61, true), 2, 31);
+    assert_int_equal(v[0].rows, 1);
+}
+
 /* A stall of the machine made one pass slow. After some passes, larger ones are tried again. */
 static void a_slow_pass_is_forgotten(void **state)
 {
@@ -690,6 +706,7 @@ int main(void)
         cmocka_unit_test(a_flow_of_many_does_not_make_passes_long),
         cmocka_unit_test(sequences_that_come_and_go_take_turns),
         cmocka_unit_test(flows_without_a_row_keep_passes_short_too),
+        cmocka_unit_test(prompts_say_nothing_about_rows_that_decode),
         cmocka_unit_test(a_slow_pass_is_forgotten),
         cmocka_unit_test(sequences_of_a_large_model_run_together),
         cmocka_unit_test(flows_have_equal_parts_of_a_short_pass),
