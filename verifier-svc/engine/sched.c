@@ -180,9 +180,9 @@ static void forget_larger(struct sched *s, uint32_t n_rows)
 /* Leaves `used` decoding rows, or as many as end in time while several flows share the passes. */
 static uint32_t share_decoding(struct sched *s, struct sched_grant *v, uint32_t n, uint32_t used)
 {
-    const double half_us = (double)s->limits.max_pass_us / 2; // the rest is for extra rows
+    const double part_us = (double)s->limits.max_pass_us / SCHED_PLAIN_PARTS;
     const uint32_t n_flows = count_flows(v, n);
-    const uint32_t most = rows_within(s, s->plain_us, time_beside(s, half_us, n_flows), used);
+    const uint32_t most = rows_within(s, s->plain_us, time_beside(s, part_us, n_flows), used);
     uint32_t part = 1;
     if (n_flows < 2 || used <= most)
         return used;

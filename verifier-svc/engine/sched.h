@@ -9,7 +9,7 @@
  * rows go to prompts in their order, the other half to all flows with prompts in equal parts. So
  * the prompts of one flow do not stop those of another. Nor do its drafts.
  *
- * If several flows decode, their rows take at most half of max_pass_us, or twice the time of one
+ * If several flows decode, their rows take at most a quarter of max_pass_us, or twice the time of one
  * row of each flow. If the rows of all would take longer, each flow gets an equal part. Of a flow,
  * the sequences whose last row is longest ago get it. Flows that wait for drafts or run prompts
  * count as flows, too.
@@ -31,6 +31,7 @@
 #define SCHED_MAX_PASSED_US 2000000
 #define SCHED_ALONE_US 500000 // a pass without decoding sequences may take this long
 #define SCHED_MIN_CHUNK 16    // rows of a prompt in a pass, even if there is no time
+#define SCHED_PLAIN_PARTS 4   // rows that decode for several flows take one part of max_pass_us
 #define SCHED_SIZES 16        // sizes of passes whose time is recorded: 1, 2-3, 4-7, ... rows
 
 struct sched_limits {

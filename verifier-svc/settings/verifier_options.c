@@ -198,8 +198,8 @@ static const struct conf_option table[] = {
      .min = 1,
      .max = 10000,
      .help = "longest pass to which prompt rows are added while other sequences decode, and draft "
-             "rows while other clients have rows; answers of several clients take half of it, in "
-             "ms"},
+             "rows while other clients have rows; answers of several clients take a quarter of it, "
+             "in ms"},
     {.name = "threads",
      .kind = CONF_INT,
      .value = &parsed.threads,

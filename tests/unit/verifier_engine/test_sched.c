@@ -193,7 +193,7 @@ static void prompts_proceed_beside_many_drafts(void **state)
     assert_true(v[8].rows >= 14);
 }
 
-/* 60 sequences of one flow and one of another, at 2 ms a row: 25 rows end in 50 ms. */
+/* 60 sequences of one flow and one of another, at 2 ms a row: 12 rows end in 25 ms. */
 static void a_flow_of_many_does_not_make_passes_long(void **state)
 {
     (void)state;
@@ -206,13 +206,13 @@ static void a_flow_of_many_does_not_make_passes_long(void **state)
     assert_int_equal(sched_grant_rows(&s, v, MANY + 1, true), MANY + 1); // no pass was timed
     sched_pass_done(&s, MANY + 1, 2000 * (MANY + 1));
     for (unsigned pass = 0; pass < PASSES; pass++) {
-        assert_int_equal(sched_grant_rows(&s, v, MANY + 1, true), 25);
+        assert_int_equal(sched_grant_rows(&s, v, MANY + 1, true), 12);
         for (uint32_t i = 0; i <= MANY; i++)
             n_rows[i] += v[i].rows;
-        sched_pass_done(&s, 25, 2000 * 25);
+        sched_pass_done(&s, 12, 2000 * 12);
     }
     for (uint32_t i = 0; i <= MANY; i++) // alternately
-        assert_int_equal(n_rows[i], i == 20 ? PASSES : PASSES * 24 / MANY);
+        assert_in_range(n_rows[i], i == 20 ? PASSES : PASSES * 11 / MANY, i == 20 ? PASSES : 4);
     for (uint32_t i = 0; i <= MANY; i++)
         v[i].flow = 0;
     assert_int_equal(sched_grant_rows(&s, v, MANY + 1, false), MANY + 1); // alone
@@ -245,7 +245,7 @@ static void sequences_that_come_and_go_take_turns(void **state)
         assert_int_equal(n_rows[MANY], PASSES);
         for (uint32_t i = 0; i < MANY; i++)
             assert_in_range(n_rows[i], n_rows[0] - 1, n_rows[0] + 1);
-        assert_true(n_rows[0] > 5);
+        assert_true(n_rows[0] > 3);
     }
 }
 
@@ -257,15 +257,15 @@ static void flows_without_a_row_keep_passes_short_too(void **state)
     struct sched_grant v[61];
     for (uint32_t i = 0; i < 60; i++)
         v[i] = (struct sched_grant){.todo = 1};
-    sched_pass_done(&s, 60, 2000 * 60); // 25 rows in 50 ms
+    sched_pass_done(&s, 60, 2000 * 60); // 12 rows in 25 ms
     v[60] = (struct sched_grant){.flow = 1, .waits = true};
-    assert_int_equal(sched_grant_rows(&s, v, 61, true), 25);
+    assert_int_equal(sched_grant_rows(&s, v, 61, true), 12);
     v[60] = (struct sched_grant){.flow = 1, .todo = 400};
     sched_grant_rows(&s, v, 61, true);
     uint32_t n_rows = 0;
     for (uint32_t i = 0; i < 60; i++)
         n_rows += v[i].rows;
-    assert_int_equal(n_rows, 25);
+    assert_int_equal(n_rows, 12);
     assert_true(v[60].rows > 0);
 }
 
@@ -294,6 +294,7 @@ static void a_slow_pass_is_forgotten(void **state)
     unsigned n_passes = 0;
     for (uint32_t i = 0; i < 40; i++)
         v[i] = (struct sched_grant){.todo = 1, .flow = i % 2};
+    sched_pass_done(&s, 2, 40200);
     sched_pass_done(&s, 40, 44000);
     sched_pass_done(&s, 20, 42000);
     sched_pass_done(&s, 40, 2000000);
@@ -326,8 +327,8 @@ static void flows_have_equal_parts_of_a_short_pass(void **state)
     for (uint32_t i = 0; i < 30; i++)
         v[i] = (struct sched_grant){.todo = 1, .flow = i < 2 ? 0 : i < 16 ? 1 : 2};
     v[29] = (struct sched_grant){.flow = 2, .waits = true};
-    sched_pass_done(&s, 1, 2500);
-    sched_pass_done(&s, 20, 20 * 2500); // 20 rows in 50 ms
+    sched_pass_done(&s, 1, 1250);
+    sched_pass_done(&s, 20, 20 * 1250); // 20 rows in 25 ms
     assert_int_equal(sched_grant_rows(&s, v, 30, true), 20);
     uint32_t n_rows[3] = {0};
     for (uint32_t i = 0; i < 30; i++)
