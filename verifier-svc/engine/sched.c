@@ -72,8 +72,8 @@ static double time_beside(const struct sched *s, double us, uint32_t n)
     return twice > us ? twice : us;
 }
 
-/* Rows of the largest pass that ends within us, by these times per row. 0: not even one. unknown: if
- * no pass was timed. */
+/* Rows of the largest pass that ends within us, by these times per row. 0: not even one. unknown:
+ * if no pass was timed. */
 static uint32_t rows_within(const struct sched *s, const double row_us_of[SCHED_SIZES], double us,
                             uint32_t unknown)
 {

@@ -9,10 +9,10 @@
  * rows go to prompts in their order, the other half to all flows with prompts in equal parts. So
  * the prompts of one flow do not stop those of another. Nor do its drafts.
  *
- * If several flows decode, their rows take at most a quarter of max_pass_us, or twice the time of one
- * row of each flow. If the rows of all would take longer, each flow gets an equal part. Of a flow,
- * the sequences whose last row is longest ago get it. Flows that wait for drafts or run prompts
- * count as flows, too.
+ * If several flows decode, their rows take at most a quarter of max_pass_us, or twice the time of
+ * one row of each flow. If the rows of all would take longer, each flow gets an equal part. Of a
+ * flow, the sequences whose last row is longest ago get it. Flows that wait for drafts or run
+ * prompts count as flows, too.
  *
  * Extra rows are those of prompts, and of drafts whose length a client has chosen. While several
  * flows share the passes and one decodes, extra rows take at most half of the time. After a pass
