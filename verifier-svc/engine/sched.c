@@ -44,19 +44,23 @@ static unsigned size_of(uint32_t n_rows)
     return min_u32(31 - (uint32_t)__builtin_clz(n_rows), SCHED_SIZES - 1);
 }
 
-/* Time per row in passes of size i. If unknown: in smaller passes (where it is longer, since
- * weights are read once per pass), else in larger ones; 0: there was no pass. */
+/* Time per row in passes of size i. If unknown: on the line between the times of the next smaller and
+ * larger passes; without larger ones that of smaller ones, where it is longer, since weights are
+ * read once per pass; without smaller ones that of larger ones. 0: there was no pass. */
 static double row_us_at(const double row_us[SCHED_SIZES], unsigned i)
 {
-    for (unsigned k = i + 1; k-- > 0;) {
-        if (row_us[k] > 0)
-            return row_us[k];
-    }
-    for (unsigned k = i + 1; k < SCHED_SIZES; k++) {
-        if (row_us[k] > 0)
-            return row_us[k];
-    }
-    return 0;
+    unsigned below = i + 1, above = i;
+    while (below-- > 0 && row_us[below] <= 0)
+        ;
+    while (above < SCHED_SIZES && row_us[above] <= 0)
+        above++;
+    if (above == SCHED_SIZES)
+        return below < SCHED_SIZES ? row_us[below] : 0;
+    if (below >= SCHED_SIZES || below == above)
+        return row_us[above];
+    const double n = 1u << i, least = 1u << below, most = 1u << above;
+    const double from = row_us[below] * least, to = row_us[above] * most;
+    return (from + (to - from) * (n - least) / (most - least)) / n;
 }
 
 /* Time of n rows that decode. */
@@ -171,9 +175,12 @@ static void take_turns(struct sched_grant *v, uint32_t n, uint32_t flow, uint32_
  * be seen. */
 #define FORGET 0.99
 
-static void forget_larger(struct sched *s, uint32_t n_rows)
+static void forget_next(struct sched *s, uint32_t n_rows)
 {
-    for (unsigned i = size_of(n_rows) + 1; i < SCHED_SIZES; i++)
+    unsigned i = size_of(n_rows) + 1;
+    while (i < SCHED_SIZES && s->plain_us[i] <= 0)
+        i++;
+    if (i < SCHED_SIZES)
         s->plain_us[i] *= FORGET;
 }
 
@@ -192,7 +199,7 @@ static uint32_t share_decoding(struct sched *s, struct sched_grant *v, uint32_t 
         if (v[i].n_flow > part)
             take_turns(v, n, v[i].flow, v[i].n_flow, part);
     s->takes_turns = true;
-    forget_larger(s, max_u32(most, 1));
+    forget_next(s, max_u32(most, 1));
     return rows_of_parts(v, n, part);
 }
 

@@ -305,6 +305,20 @@ static void a_slow_pass_is_forgotten(void **state)
     assert_true(n_passes > 10);
 }
 
+/* Passes of 1 and 64 rows were timed; the time of others lies on the line between them. */
+static void times_between_sizes_are_interpolated(void **state)
+{
+    (void)state;
+    struct sched s = of(512, 512);
+    struct sched_grant v[65];
+    for (uint32_t i = 0; i < 65; i++)
+        v[i] = (struct sched_grant){.todo = 1, .flow = i == 0};
+    sched_pass_done(&s, 1, 45000);
+    sched_pass_done(&s, 64, 250000);
+    assert_in_range(sched_grant_rows(&s, v, 65, true), 15, 32); // 2 rows take 48 ms: 97 ms
+    assert_int_equal(v[0].rows, 1);
+}
+
 /* Its weights take 300 ms to read: a pass of two rows is hardly shorter than one of 40. */
 static void sequences_of_a_large_model_run_together(void **state)
 {
@@ -709,6 +723,7 @@ int main(void)
         cmocka_unit_test(flows_without_a_row_keep_passes_short_too),
         cmocka_unit_test(prompts_say_nothing_about_rows_that_decode),
         cmocka_unit_test(a_slow_pass_is_forgotten),
+        cmocka_unit_test(times_between_sizes_are_interpolated),
         cmocka_unit_test(sequences_of_a_large_model_run_together),
         cmocka_unit_test(flows_have_equal_parts_of_a_short_pass),
         cmocka_unit_test(an_idle_sequence_gets_no_rows),
