@@ -44,9 +44,9 @@ static unsigned size_of(uint32_t n_rows)
     return min_u32(31 - (uint32_t)__builtin_clz(n_rows), SCHED_SIZES - 1);
 }
 
-/* Time per row in passes of size i. If unknown: on the line between the times of the next smaller and
- * larger passes; without larger ones that of smaller ones, where it is longer, since weights are
- * read once per pass; without smaller ones that of larger ones. 0: there was no pass. */
+/* Time per row in passes of size i. An unknown one lies on the line between the times of the next
+ * smaller and larger passes. If there are no larger ones, it is that of smaller ones. It is longer
+ * there, since weights are read once per pass. 0: there was no pass. */
 static double row_us_at(const double row_us[SCHED_SIZES], unsigned i)
 {
     unsigned below = i + 1, above = i;
