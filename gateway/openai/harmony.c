@@ -279,6 +279,8 @@ void harmony_feed(struct harmony *h, const struct output_parser_rules *rules, co
         n = 1;
         buf_add(&h->held, text + i, n);
         note_error(&h->held, to);
+        if (h->held.error)
+            return;
         if (h->state == HARMONY_HEADER)
             scan_header(h, rules, to);
         else

@@ -5,9 +5,9 @@
 #include "verifier-svc/engine/decide.h"
 #include "verifier-svc/engine/round_impl.h"
 
-/* With fewer logits one thread is faster than several. A job of the pool takes about 10 us, 32,768
- * logits at temperature 1 take 120 us (bench_dist, Xeon with AMX, 2026-11-29). A greedy token
- * without penalties, bias and mask takes a sixteenth of that. */
+/* With fewer logits one thread chooses alone: an estimate. 32,768 logits at temperature 1 take
+ * 120 us (bench_dist, Xeon with AMX, 2026-11-29). A greedy token without penalties, bias and mask
+ * takes a seventeenth of that. */
 #define SHARED_LOGITS (1u << 15)
 #define GREEDY_PARTS 16
 

@@ -4,7 +4,7 @@
 
 void sched_init(struct sched *s, const struct sched_limits *limits)
 {
-    *s = (struct sched){.limits = *limits};
+    *s = (struct sched){.limits = *limits, .is_plain = true};
 }
 
 static bool fits(const struct sched_wait *w, uint32_t free_blocks, uint32_t free_seats)
@@ -371,9 +371,9 @@ uint32_t sched_grant_rows(struct sched *s, struct sched_grant *v, uint32_t n, bo
     else if (l.n_prompts && (gap || !used))
         used += grant_prompts(s, v, n, min_u32(SCHED_MIN_CHUNK, s->limits.max_rows - used));
     const uint32_t extra = counts ? extra_rows(v, n) : 0;
-    s->has_prompts = false;
+    s->is_plain = true;
     for (uint32_t i = 0; i < n; i++)
-        s->has_prompts |= v[i].todo > 1 && v[i].rows;
+        s->is_plain &= v[i].todo <= 1 || !v[i].rows;
     s->has_extra = extra > 0;
     s->n_plain = owes ? used : used - extra; // nothing is owed for what fills a gap
     number_rows(s, v, n);
@@ -401,13 +401,13 @@ static void learn_time(double *row_us, double now_us)
 
 void sched_pass_branched(struct sched *s)
 {
-    s->has_prompts = true;
+    s->is_plain = false;
 }
 
 void sched_pass_done(struct sched *s, uint32_t n_rows, int64_t us)
 {
     count_extra(s, (double)us);
     learn_time(&s->row_us[size_of(n_rows)], (double)us / n_rows);
-    if (!s->has_prompts)
+    if (s->is_plain)
         learn_time(&s->plain_us[size_of(n_rows)], (double)us / n_rows);
 }

@@ -45,7 +45,7 @@ struct sched {
     struct sched_limits limits;
     double row_us[SCHED_SIZES];   // time per row in recent passes of that size; 0: unknown
     double plain_us[SCHED_SIZES]; // the same without rows of prompts, whose tokens are not chosen
-    bool has_prompts;             // the pass that runs has rows of prompts
+    bool is_plain;                // the pass that runs: one token is chosen after each row
     double owed_us;               // time of extra rows that passes without them have not taken yet
     bool has_extra;               // the pass that runs is shared and has extra rows
     uint32_t n_plain;             // its other rows

@@ -831,6 +831,27 @@ static void a_failed_allocation_loses_no_byte_silently(void **state)
     }
 }
 
+/* The same in the format of gpt-oss. */
+static void a_failed_allocation_loses_no_channel_silently(void **state)
+{
+    (void)state;
+    static const char text[] = HEADER("final") "said";
+    for (unsigned n = 1, failed = true; failed; n++) {
+        const struct output_parser_rules r = {.is_harmony = true};
+        struct output_parser p;
+        struct output_parser_out o;
+        output_parser_init(&p, &r);
+        output_parser_out_init(&o);
+        failing_at(n);
+        output_parser_feed(&p, text, strlen(text), &o);
+        output_parser_end(&p, &o);
+        failed = failing_has_failed();
+        assert_true(failed ? o.content.error != 0 : o.content.len == strlen("said"));
+        output_parser_out_done(&o);
+        output_parser_done(&p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -867,6 +888,7 @@ int main(void)
         cmocka_unit_test(sixteen_ends_of_a_call_are_tried),
         cmocka_unit_test(a_failed_allocation_makes_no_call),
         cmocka_unit_test(a_failed_allocation_loses_no_byte_silently),
+        cmocka_unit_test(a_failed_allocation_loses_no_channel_silently),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
