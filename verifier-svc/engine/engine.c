@@ -33,14 +33,13 @@ static int alloc_round(struct engine *e)
     e->counts = calloc(flows_max(e->flows), sizeof(*e->counts));
     e->grants = calloc(seqs, sizeof(*e->grants));
     e->pass = calloc(seqs, sizeof(*e->pass));
-    e->choosing = calloc(seqs, sizeof(*e->choosing));
     e->kv_seqs = calloc(seqs, sizeof(*e->kv_seqs));
     e->wishes = calloc(seqs, sizeof(*e->wishes));
     e->wish_seqs = calloc(seqs, sizeof(*e->wish_seqs));
     e->items = calloc(seqs, sizeof(*e->items));
     e->item_seqs = calloc(seqs, sizeof(*e->item_seqs));
-    if (!e->waits || !e->turns || !e->counts || !e->grants || !e->pass || !e->choosing ||
-        !e->kv_seqs || !e->wishes || !e->wish_seqs || !e->items || !e->item_seqs)
+    if (!e->waits || !e->turns || !e->counts || !e->grants || !e->pass || !e->kv_seqs ||
+        !e->wishes || !e->wish_seqs || !e->items || !e->item_seqs)
         return fail(-ENOMEM, "no memory for an engine");
     return 0;
 }
@@ -103,7 +102,6 @@ void engine_free(struct engine *e)
     free(e->counts);
     free(e->grants);
     free(e->pass);
-    free(e->choosing);
     free(e->kv_seqs);
     free(e->wishes);
     free(e->wish_seqs);

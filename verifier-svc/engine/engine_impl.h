@@ -107,9 +107,7 @@ struct engine {
     struct seq **pass;                // (max_sequences) the sequences of the pass
     const struct kv_seq **kv_seqs;    // (max_sequences) for checks
     uint32_t n_pass;
-    struct seq **choosing; // (n_choosing): whose tokens are chosen after the pass
-    uint32_t n_choosing;
-    atomic_uint next_choosing;  // the next one that no thread has taken
+    atomic_uint next_choosing;  // of `pass`: no thread has chosen its tokens, nor of those after it
     struct drafts_wish *wishes; // (max_sequences)
     struct seq **wish_seqs;     // (max_sequences) the sequence of each wish
     struct control_item *items; // (max_sequences)

@@ -167,8 +167,6 @@ void round_run(struct engine *e)
     metrics_observe(e->stats->pass_rows, e->loaded->run.plan.n_rows);
     round_choose(e);
     round_accept(e, now_us);
-    if (e->n_choosing > e->n_pass)
-        sched_pass_branched(&e->sched);
     sched_pass_done(&e->sched, e->loaded->run.plan.n_rows, clock_us() - before_us);
     end_failed(e);
     check_kv(e);

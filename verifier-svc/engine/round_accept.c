@@ -118,20 +118,20 @@ static void accept_seq(struct engine *e, struct seq *s, int64_t now_us)
         s->idle_us = now_us;
 }
 
-/* The first choice has run the prompt: the others share its rows and draw from the same logits. */
-static void start_branches(struct engine *e, struct seq *first, int64_t now_us)
+/* The first choice has run the prompt: the others share its rows. Each runs the prompt's last token
+ * as its first row. So choices that begin take turns with other sequences, as all that decode. */
+static void start_branches(struct engine *e, const struct seq *first)
 {
     for (uint32_t i = 1; i < first->req->n; i++) {
         struct seq *s = first->req->seqs[i];
-        if (!round_starts(first, s))
+        if (s->state != SEQ_BRANCH || !s->started)
             continue;
-        if (kv_fork(e->loaded->run.kv, &first->kv, first->n_prompt, &s->kv) < 0) {
+        if (kv_fork(e->loaded->run.kv, &first->kv, first->n_prompt - 1, &s->kv) < 0) {
             engine_preempt(e, s); // runs the prompt itself, later
             continue;
         }
         s->state = SEQ_RUNNING;
         s->n_cached = s->n_prompt;
-        accept_seq(e, s, now_us);
     }
 }
 
@@ -142,7 +142,8 @@ void round_accept(struct engine *e, int64_t now_us)
         index_rows(e, s); // before it branches: its choices then share blocks with other requests
         if (!round_has_logits(e, s))
             continue; // a piece of a prompt
-        start_branches(e, s, now_us);
+        if (s->choice == 0 && s->n == s->n_prompt)
+            start_branches(e, s);
         accept_seq(e, s, now_us);
     }
 }

@@ -13,34 +13,7 @@
 
 bool round_has_logits(const struct engine *e, const struct seq *s)
 {
-    return e->loaded->run.plan.rows[s->first_row + s->n_rows - 1].wants_logits;
-}
-
-bool round_starts(const struct seq *first, const struct seq *s)
-{
-    return first->choice == 0 && first->n == first->n_prompt && s->state == SEQ_BRANCH &&
-           s->started;
-}
-
-static void add_seq(struct engine *e, struct seq *s, uint32_t last_row)
-{
-    s->last_row = last_row;
-    e->choosing[e->n_choosing++] = s;
-}
-
-static void list_seqs(struct engine *e)
-{
-    e->n_choosing = 0;
-    for (uint32_t p = 0; p < e->n_pass; p++) {
-        struct seq *first = e->pass[p];
-        const uint32_t last_row = first->first_row + first->n_rows - 1;
-        if (!round_has_logits(e, first))
-            continue;
-        add_seq(e, first, last_row);
-        for (uint32_t i = 1; i < first->req->n; i++)
-            if (round_starts(first, first->req->seqs[i]))
-                add_seq(e, first->req->seqs[i], last_row);
-    }
+    return e->loaded->run.plan.rows[s->last_row].wants_logits;
 }
 
 /* Takes one sequence after the other. */
@@ -51,8 +24,9 @@ static void choose(void *arg, unsigned i, unsigned n)
     (void)n;
     kernel_thread_init();
     for (uint32_t at;
-         i < run->n_dists && (at = atomic_fetch_add(&e->next_choosing, 1)) < e->n_choosing;)
-        decide_tokens(run->forward, run->dists[i], e->choosing[at]);
+         i < run->n_dists && (at = atomic_fetch_add(&e->next_choosing, 1)) < e->n_pass;)
+        if (round_has_logits(e, e->pass[at]))
+            decide_tokens(run->forward, run->dists[i], e->pass[at]);
 }
 
 /* Logits that are read for a sequence, by their time. */
@@ -67,14 +41,14 @@ static uint64_t logits_of(const struct seq *s, uint64_t n_vocab)
 static bool pays_to_share(const struct engine *e)
 {
     uint64_t n_logits = 0;
-    for (uint32_t i = 0; i < e->n_choosing; i++)
-        n_logits += logits_of(e->choosing[i], e->loaded->run.opt.n_vocab);
-    return e->n_choosing > 1 && n_logits >= SHARED_LOGITS;
+    for (uint32_t p = 0; p < e->n_pass; p++)
+        if (round_has_logits(e, e->pass[p]))
+            n_logits += logits_of(e->pass[p], e->loaded->run.opt.n_vocab);
+    return e->n_pass > 1 && n_logits >= SHARED_LOGITS;
 }
 
 void round_choose(struct engine *e)
 {
-    list_seqs(e);
     atomic_store(&e->next_choosing, 0);
     if (pays_to_share(e))
         pool_run(e->loaded->run.pool, choose, e);

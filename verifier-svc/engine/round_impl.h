@@ -40,10 +40,7 @@ bool round_plan(struct engine *e);
 
 /* The pass has logits after the last committed token of a sequence. */
 bool round_has_logits(const struct engine *e, const struct seq *s);
-/* `first` has run the prompt, and s, a choice of the same request, now begins. */
-bool round_starts(const struct seq *first, const struct seq *s);
-/* Chooses the tokens of all sequences of the pass and of choices that begin. The threads of the
- * pass take part. */
+/* Chooses the tokens of all sequences of the pass. The threads of the pass take part. */
 void round_choose(struct engine *e);
 
 /* ---- round_accept.c ---- */

@@ -136,7 +136,7 @@ static void pack(struct engine *e)
         struct seq *s = e->pass[p];
         uint32_t from = s->kv.len - (s->kv.len > s->n ? seq_n_draft(s) : 0) - s->n_rows;
         uint32_t seq = pass_plan_add_seq(to, &s->kv);
-        s->first_row = to->n_rows;
+        s->last_row = to->n_rows + s->n_rows - 1;
         pass_plan_add_chain(to, seq, s->tokens + from, from, s->n_rows, from + s->n_rows == s->n);
         if (s->kv.len > s->n)
             pack_draft(to, seq, s);

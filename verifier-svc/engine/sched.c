@@ -399,11 +399,6 @@ static void learn_time(double *row_us, double now_us)
             (now_us > *row_us ? 0.5 : 0.25) * (now_us - *row_us); // react faster to slower passes
 }
 
-void sched_pass_branched(struct sched *s)
-{
-    s->is_plain = false;
-}
-
 void sched_pass_done(struct sched *s, uint32_t n_rows, int64_t us)
 {
     count_extra(s, (double)us);

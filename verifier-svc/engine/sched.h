@@ -104,6 +104,3 @@ uint32_t sched_grant_rows(struct sched *s, struct sched_grant *v, uint32_t n, bo
 /* Records that the pass of the last grant, of n_rows, took `us`. That includes choosing and
  * committing its tokens. */
 void sched_pass_done(struct sched *s, uint32_t n_rows, int64_t us);
-/* Before it: some rows had several tokens chosen, for choices that begin. Such a pass says nothing
- * about rows that decode. */
-void sched_pass_branched(struct sched *s);

@@ -2,7 +2,7 @@
  *
  *     WAITING ──admitted──▶ RUNNING ──last token, cancel, error──▶ ENDED
  *        ▲  ▲                │   ▲
- *        │  └──preempted─────┘   │ the first choice has run the prompt: its KV rows are shared
+ *        │  └──preempted─────┘   │ the first choice has run the prompt: all its KV rows but the last are shared
  *        └──no blocks────── BRANCH (choices 1 .. n-1 begin here)
  *
  * A preempted sequence keeps its tokens and runs them again later; the bits are the same. All
@@ -84,8 +84,8 @@ struct seq {
     uint64_t ran; // as in struct sched_grant
 
     /* Its rows in the pass that runs. */
-    uint32_t first_row, n_rows;
-    uint32_t last_row;           // of its last committed token
+    uint32_t n_rows;             // of committed tokens
+    uint32_t last_row;           // the last of these
     struct accept_result chosen; // after the pass
 
     /* Statistics. */

@@ -228,7 +228,8 @@ static void a_plain_request_counts_once(void **state)
     assert_true(e->decode_us > 0 && e->prompt_rows == 0);
 }
 
-/* The second request finds the first block of the prompt; the rest of it is no whole block. */
+/* The second request finds the first block of the prompt; the rest of it is no whole block. The
+ * second and third choice begin one pass after the first, with the prompt's last row. */
 static void choices_and_cached_rows_count(void **state)
 {
     (void)state;
@@ -259,9 +260,9 @@ static void choices_and_cached_rows_count(void **state)
                                          [GENERATED] = 3,
                                          [QUERIES] = N_PROMPT,
                                          [HITS] = KV_BLOCK,
-                                         [ROUNDS] = N_ANSWER,
-                                         [PASSES] = N_ANSWER,
-                                         [ROWS] = N_PROMPT - KV_BLOCK + 3 * (N_ANSWER - 1),
+                                         [ROUNDS] = N_ANSWER + 1,
+                                         [PASSES] = N_ANSWER + 1,
+                                         [ROWS] = N_PROMPT - KV_BLOCK + 3 * (N_ANSWER - 1) + 2,
                                          [STEPS] = 3 * N_ANSWER});
     engine_stop(e);
 }

@@ -277,10 +277,6 @@ static void prompts_say_nothing_about_rows_that_decode(void **state)
     struct sched_grant prompt = {.todo = 512}, v[61];
     assert_true(sched_grant_rows(&s, &prompt, 1, false) > 0);
     sched_pass_done(&s, 512, 15000);
-    prompt.todo = 1; // of one token, after which 64 choices begin
-    assert_int_equal(sched_grant_rows(&s, &prompt, 1, false), 1);
-    sched_pass_branched(&s);
-    sched_pass_done(&s, 1, 200000);
     for (uint32_t i = 0; i < 61; i++)
         v[i] = (struct sched_grant){.todo = 1, .flow = i == 0};
     assert_int_equal(sched_grant_rows(&s, v, 61, true), 61);
