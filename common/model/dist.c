@@ -237,13 +237,22 @@ static double weigh_all(struct dist *d)
     return sum;
 }
 
-/* Sets the weights of the tokens in `kept` alone. Returns their sum, added up in their order. */
+/* The kernel computes the weights of the whole vocabulary in the time that a part of it, this one,
+ * takes one by one. */
+#define WEIGH_PARTS 4
+
+/* Sets the weights of the tokens in `kept`; those of others have any value. Returns their sum,
+ * added up in their order. */
 static double weigh_kept(struct dist *d)
 {
     double largest = score_of(d, d->best), sum = 0;
+    const bool all = d->n_kept > d->n_vocab / WEIGH_PARTS;
+    if (all)
+        d->kernel->weigh(d->logits, d->n_vocab, d->temperature, largest, d->weights);
     for (uint32_t i = 0; i < d->n_kept; i++) {
         uint32_t t = d->kept[i];
-        d->weights[t] = exact_math_exp(score_of(d, t) - largest);
+        if (!all)
+            d->weights[t] = exact_math_exp(score_of(d, t) - largest);
         sum += d->weights[t];
     }
     return sum;
@@ -269,27 +278,34 @@ static uint64_t key_of(float logit, uint32_t token)
     return (uint64_t)bits << 32 | token;
 }
 
+#define DIGITS 3 // of a key's logit
+#define DIGIT_BITS 11
+
+static uint32_t digit_of(uint64_t key, int i)
+{
+    return (uint32_t)(key >> (32 + DIGIT_BITS * i)) & ((1u << DIGIT_BITS) - 1);
+}
+
 /* Sorts n keys that are in the order of rising ids. It is a radix sort, so its time does not depend
  * on the logits. */
 static void sort_keys(struct dist *d, uint32_t n)
 {
-    uint32_t at[4][256] = {0}; // per byte of the logit: number of keys, then next position
-    uint64_t *from = d->keys, *to = d->spare;
+    uint32_t at[DIGITS][1 << DIGIT_BITS] = {0}; // number of keys, then next position
     for (uint32_t i = 0; i < n; i++)
-        for (int b = 0; b < 4; b++)
-            at[b][(uint8_t)(from[i] >> (32 + 8 * b))]++;
-    for (int b = 0; b < 4; b++) {
+        for (int k = 0; k < DIGITS; k++)
+            at[k][digit_of(d->keys[i], k)]++;
+    for (int k = 0; k < DIGITS; k++) {
         uint32_t sum = 0;
-        for (int v = 0; v < 256; v++) {
+        for (int v = 0; v < 1 << DIGIT_BITS; v++) {
             uint32_t first = sum;
-            sum += at[b][v];
-            at[b][v] = first;
+            sum += at[k][v];
+            at[k][v] = first;
         }
         for (uint32_t i = 0; i < n; i++)
-            to[at[b][(uint8_t)(from[i] >> (32 + 8 * b))]++] = from[i];
-        uint64_t *sorted = to;
-        to = from;
-        from = sorted;
+            d->spare[at[k][digit_of(d->keys[i], k)]++] = d->keys[i];
+        uint64_t *sorted = d->spare;
+        d->spare = d->keys;
+        d->keys = sorted;
     }
 }
 
@@ -368,12 +384,12 @@ static void keep_top_p(struct dist *d, double top_p)
 /* Keeps tokens that are at least min_p times as probable as the best one. */
 static void keep_min_p(struct dist *d, double min_p)
 {
-    double largest = score_of(d, d->best);
-    double surely_less = exact_math_log(min_p) - 1e-6; // saves the exact test; no bit depends on it
+    double largest = score_of(d, d->best), about = exact_math_log(min_p);
     uint32_t n = 0;
     for (uint32_t i = 0; i < d->n_kept; i++) {
         double below = score_of(d, d->kept[i]) - largest;
-        if (below >= surely_less && exact_math_exp(below) >= min_p)
+        /* Most are far from min_p, which saves the exact test. No bit depends on it. */
+        if (below >= about + 1e-6 || (below >= about - 1e-6 && exact_math_exp(below) >= min_p))
             d->kept[n++] = d->kept[i];
     }
     d->n_kept = n;
@@ -499,6 +515,16 @@ uint32_t dist_draw(struct dist *d, uint64_t key, uint32_t position)
     return token;
 }
 
+/* The weights of tokens that are not in `kept` become 0. */
+static void clear_others(struct dist *d)
+{
+    for (uint32_t i = 0; i < d->n_kept; i++)
+        memcpy(&d->spare[i], &d->weights[d->kept[i]], sizeof(*d->spare));
+    memset(d->weights, 0, d->n_vocab * sizeof(*d->weights));
+    for (uint32_t i = 0; i < d->n_kept; i++)
+        memcpy(&d->weights[d->kept[i]], &d->spare[i], sizeof(*d->spare));
+}
+
 struct dist_weights dist_weights(struct dist *d)
 {
     if (d->uncut)
@@ -507,8 +533,8 @@ struct dist_weights dist_weights(struct dist *d)
     if (d->uncut) {
         w.sum = weigh_all(d);
     } else {
-        memset(d->weights, 0, d->n_vocab * sizeof(*d->weights));
         w.sum = weigh_kept(d);
+        clear_others(d);
     }
     return w;
 }

@@ -134,6 +134,14 @@ int main(void)
         {"top_k 100000, top_p 0.9999",
          {.temperature = 1, .top_k = 100000, .top_p = 0.9999f, .repetition = 1},
          false},
+        {"the same, temperature 100, min_p",
+         {.temperature = 100,
+          .top_k = 100000,
+          .top_p = 0.9999f,
+          .min_p = 1e-9f,
+          .repetition = 1.2f,
+          .frequency = 1},
+         true},
     };
     AUTO(mem_free) float *rows = rows_of();
     AUTO(dist_counts_free) struct dist_counts *counts = bench_counts();
