@@ -329,7 +329,7 @@ def options(arguments):
     p = argparse.ArgumentParser(prog="tandem bench", description=report.description(__doc__),
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("bench", choices=ROWS, help="the benchmark")
-    p.add_argument("--shape", default="1b", help="size of the synthetic model: 0.1b, 1b (default), 3b, moe-a, oss, or tiny for tests")
+    p.add_argument("--shape", default="1b", help="size of the synthetic model: 0.1b, 1b (default), 3b, moe-a, hybrid, oss, or tiny for tests")
     p.add_argument("--type", default="q8_0", help="type of the weights: q8_0 (default), q4_0, q4_k_m, f16, bf16, ...")
     p.add_argument("--vocab", type=int, 
                    help="vocabulary size, with a tied head (Llama 3: 128256); default: 32000 and a separate head")
