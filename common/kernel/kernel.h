@@ -127,6 +127,25 @@ struct kernel_attn {
 #define KERNEL_ATTN_SCRATCH(head_dim)                                                              \
     (KERNEL_ATTN_QUERIES * (KERNEL_PIECE + 8 * ((size_t)(head_dim) + 16)))
 
+/* Rows of one sequence through one value head of a gated delta net. Row by row:
+ *
+ *     S = decay S;  S += k (x) beta (v - S^T k);  out = scale S^T q
+ *
+ * The sums over the keys have four chains by fmaf, k = c, c + 4, ..., joined as (0+1)+(2+3). */
+struct kernel_delta {
+    float *state; // S: (v_dim / 16, k_dim, 16), aligned; becomes that after the last row
+    /* (k_dim), (k_dim), (v_dim) of the first row; rows are row_stride floats apart. q NULL: only
+     * the state is wanted. */
+    const float *q, *k, *v;
+    size_t row_stride;
+    const float *gates; // (2): decay and beta of the first row; rows are gates_stride apart
+    size_t gates_stride;
+    float *out; // (v_dim) of the first row; rows are out_stride apart
+    size_t out_stride;
+    float scale;
+    uint32_t n_rows, k_dim, v_dim; // dimensions: multiples of 16
+};
+
 struct kernel {
     const char *name; // "c", "avx2", "avxvnni", "avx512", "amx"
 
@@ -162,6 +181,16 @@ struct kernel {
     void (*kv_put)(enum kernel_kv type, const float *k, const float *v, uint32_t head_dim,
                    uint32_t place, void *block);
     void (*attn)(const struct kernel_attn *a);
+
+    void (*delta)(const struct kernel_delta *d);
+    /* y = silu(w[0] x[0] + w[1] x[1] + ...), by fmaf. x: (n_taps) rows, the oldest first; w: rows
+     * w_stride floats apart. n: a multiple of 16, as of the next two. */
+    void (*conv_silu)(const float *const *x, const float *w, size_t w_stride, uint32_t n_taps,
+                      uint32_t n, float *y);
+    /* y = x / sqrt(sum(x^2) + eps); y may be x. */
+    void (*l2norm)(const float *x, uint32_t n, float eps, float *y);
+    /* y *= 1 / (1 + exp(-gate)). */
+    void (*mul_sigmoid)(const float *gate, uint32_t n, float *y);
 
     /* log(sum(exp(x - max))) + max, with sixteen lanes: exp in float, the rest in double. NaN if
      * any x is a NaN. */

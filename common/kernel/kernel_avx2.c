@@ -5,6 +5,7 @@
 #define I_TILES 1
 #define I_HEADS 4
 #define I_PARTS 1
+#define DELTA_BLOCKS 1
 
 /* Bytes as words of 16 bits: the bytes at even places, and those at odd places. */
 typedef struct {

@@ -19,6 +19,7 @@
 #define I_TILES 4
 #define I_HEADS 2
 #define I_PARTS 4
+#define DELTA_BLOCKS 2
 
 #define INT8_MAX_ROWS 16
 #define INT8_EACH_ROWS(X)                                                                          \

@@ -5,6 +5,7 @@
 #define I_TILES 1
 #define I_HEADS 2
 #define I_PARTS 1
+#define DELTA_BLOCKS 1
 
 typedef struct {
     __m256i l[2];

@@ -19,6 +19,8 @@
  *   I_TILES                   blocks of int8 K that up to V_HEADS queries read together
  *   I_HEADS, I_PARTS          queries, and vectors of a row of V, whose sums stay in registers
  *   vi, vk, vv, ...           vectors of integers: see kernel_attn_int8.h
+ *   DELTA_BLOCKS              blocks of sixteen values of a delta net's state that are summed
+ *                             together: 1 or 2
  *   VW_LANES, vw, vw_*()      lanes of 64 bits; only if the tier has them
  *
  * The operations and their order are the same in every tier, so all tiers give the same bits. */
@@ -507,6 +509,7 @@ static void matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, ui
 }
 
 #include "kernel/kernel_attn.h"
+#include "kernel/kernel_delta.h"
 
 /* ---- logits ---- */
 static float largest(const float *x, uint32_t n)
@@ -594,4 +597,5 @@ static void noise(uint64_t key, uint32_t position, const uint32_t *tokens, uint3
         .rmsnorm = rmsnorm, .swiglu = swiglu, .swiglu_clamped = swiglu_clamped, .add = add,        \
         .add_scaled = add_scaled, .to_f16 = to_f16, .from_f16 = from_f16, .kv_put = kv_put,        \
         .attn = attn, .logsumexp = logsumexp, .argmax = argmax, .weigh = weigh, .noise = noise,    \
+        .delta = delta, .conv_silu = conv_silu, .l2norm = l2norm, .mul_sigmoid = mul_sigmoid,      \
     }

@@ -22,6 +22,7 @@
 #define I_TILES 1
 #define I_HEADS 1
 #define I_PARTS 1
+#define DELTA_BLOCKS 1
 
 typedef struct {
     float l[16];

@@ -3,9 +3,9 @@
 #include "base/err.h"
 #include "model/arch.h"
 
-static const struct arch *const archs[] = {&arch_gpt_oss,  &arch_llama,     &arch_qwen2,
-                                           &arch_qwen2moe, &arch_qwen3,     &arch_qwen3moe,
-                                           &arch_qwen3vl,  &arch_qwen3vlmoe};
+static const struct arch *const archs[] = {
+    &arch_gpt_oss,   &arch_llama,    &arch_qwen2,     &arch_qwen2moe, &arch_qwen3,     &arch_qwen35,
+    &arch_qwen35moe, &arch_qwen3moe, &arch_qwen3next, &arch_qwen3vl,  &arch_qwen3vlmoe};
 
 /* NULL: not in the table. */
 static const struct arch *find_arch(struct span name)
@@ -174,16 +174,19 @@ static int refuse_routers(const struct checkpoint *c, const struct arch_layer *l
  * llama.cpp. */
 static int read_experts(const struct checkpoint *c, const struct arch *a, struct model_params *p)
 {
+    static const char dense[] = "feed_forward_length";
     const struct arch_layer *l = a->layer(p, 0);
     int r = read_u32(c, "expert_used_count", p->n_experts, &p->n_used_experts);
     if (r == 0)
-        r = read_u32(c, "feed_forward_length", ARCH_MAX_WIDTH, &p->n_ff);
+        r = read_u32_or_keep(c, dense, ARCH_MAX_WIDTH, &p->n_ff);
     if (r < 0)
         return r;
     p->n_expert_ff = a->experts == ARCH_SOME_EXPERTS ? p->n_ff : p->n_ff / p->n_used_experts;
     r = read_u32_or_keep(c, "expert_feed_forward_length", ARCH_MAX_WIDTH, &p->n_expert_ff);
     if (r == 0 && l->has_shared_expert)
         r = read_u32_or_keep(c, "expert_shared_feed_forward_length", ARCH_MAX_WIDTH, &p->n_ff);
+    if (r == 0 && (!p->n_expert_ff || (l->has_shared_expert && !p->n_ff)))
+        r = fail(-EINVAL, "%s: %s is missing", checkpoint_path(c), checkpoint_key_name(c, dense));
     return r < 0 ? r : refuse_routers(c, l);
 }
 
@@ -208,6 +211,55 @@ static int read_window(const struct checkpoint *c, const struct arch *a, struct 
         return r;
     r = checkpoint_u32(c, pattern, &every);
     return refuse_value(c, pattern, r, every == a->window_every);
+}
+
+/* Shapes of gated delta nets, in all but every full_every-th layer. */
+static int read_delta(const struct checkpoint *c, const struct arch *a, struct model_params *p)
+{
+    static const char interval[] = "full_attention_interval", inner[] = "ssm.inner_size",
+                      pattern[] = "attention.recurrent_layers";
+    uint32_t n_values = 0;
+    struct checkpoint_array layers;
+    int r;
+    if (!a->has_delta)
+        return 0;
+    p->full_every = 4;
+    if ((r = read_u32_or_keep(c, interval, ARCH_MAX_LAYERS, &p->full_every)) < 0 ||
+        (r = read_u32(c, "ssm.group_count", ARCH_MAX_HEADS, &p->n_delta_k_heads)) < 0 ||
+        (r = read_u32(c, "ssm.time_step_rank", ARCH_MAX_HEADS, &p->n_delta_v_heads)) < 0 ||
+        (r = read_u32(c, "ssm.state_size", ARCH_MAX_HEAD_DIM, &p->delta_dim)) < 0 ||
+        (r = read_u32(c, "ssm.conv_kernel", KV_MAX_TAPS, &p->n_taps)) < 0 ||
+        (r = read_u32(c, inner, ARCH_MAX_WIDTH, &n_values)) < 0)
+        return r;
+    if (p->full_every > p->n_layers)
+        return fail(-ENOTSUP, "%s: %s is %u, so none of the %u layers has attention",
+                    checkpoint_path(c), checkpoint_key_name(c, interval), p->full_every,
+                    p->n_layers);
+    if (checkpoint_array(c, pattern, &layers) != -ENOENT)
+        return refuse_value(c, pattern, 0, false);
+    if (p->n_delta_v_heads % p->n_delta_k_heads || p->delta_dim % 16)
+        return fail(-ENOTSUP,
+                    "%s: %u value heads of %u with %u key heads are not supported (multiples of "
+                    "the key heads, of 16 values, are)",
+                    checkpoint_path(c), p->n_delta_v_heads, p->delta_dim, p->n_delta_k_heads);
+    if (n_values != p->n_delta_v_heads * p->delta_dim)
+        return fail(-EINVAL, "%s: %s is %u, not %u heads of %u", checkpoint_path(c),
+                    checkpoint_key_name(c, inner), n_values, p->n_delta_v_heads, p->delta_dim);
+    return 0;
+}
+
+/* Layers after the trunk guess further tokens. Their number is part of block_count. */
+static int read_skipped_layers(const struct checkpoint *c, struct model_params *p)
+{
+    static const char key[] = "nextn_predict_layers";
+    int r = checkpoint_u32(c, key, &p->n_skipped_layers);
+    if (r < 0)
+        return r == -ENOENT ? 0 : r;
+    if (p->n_skipped_layers >= p->n_layers)
+        return fail(-EINVAL, "%s: %s is %u of %u layers", checkpoint_path(c),
+                    checkpoint_key_name(c, key), p->n_skipped_layers, p->n_layers);
+    p->n_layers -= p->n_skipped_layers;
+    return 0;
 }
 
 /* The rows of the embedding. */
@@ -236,27 +288,41 @@ int arch_read(const struct checkpoint *c, struct model_params *p, const struct a
     *p = (struct model_params){.architecture = a->name, .n_ctx_train = 1u << 20, .norm_eps = 1e-5f};
     if ((r = read_widths(c, a, p)) < 0 ||
         (r = read_u32(c, "block_count", ARCH_MAX_LAYERS, &p->n_layers)) < 0 ||
+        (r = read_skipped_layers(c, p)) < 0 ||
         (r = read_u32(c, "embedding_length", ARCH_MAX_WIDTH, &p->n_embd)) < 0 ||
         (r = read_u32_or_keep(c, "context_length", 1u << 30, &p->n_ctx_train)) < 0 ||
         (r = read_float_or_keep(c, "attention.layer_norm_rms_epsilon", 0, 1, &p->norm_eps)) < 0 ||
         (r = read_heads(c, p)) < 0 || (r = read_window(c, a, p)) < 0 ||
-        (r = read_rope(c, a, p)) < 0 || (r = read_n_vocab(c, p)) < 0)
+        (r = read_delta(c, a, p)) < 0 || (r = read_rope(c, a, p)) < 0 ||
+        (r = read_n_vocab(c, p)) < 0)
         return r;
     *ret = a;
     return 0;
+}
+
+static struct model_attn shape_attn(const struct arch_layer *layer, const struct model_params *p)
+{
+    if (layer->attn == MODEL_ATTN_DELTA)
+        return (struct model_attn){.kind = layer->attn,
+                                   .delta = {.n_k_heads = p->n_delta_k_heads,
+                                             .n_v_heads = p->n_delta_v_heads,
+                                             .dim = p->delta_dim,
+                                             .n_taps = p->n_taps,
+                                             .is_grouped = layer->is_grouped}};
+    return (struct model_attn){.kind = layer->attn,
+                               .n_heads = p->n_heads,
+                               .n_kv_heads = p->n_kv_heads,
+                               .k_dim = p->head_dim,
+                               .v_dim = p->head_dim,
+                               .window = layer->has_window ? p->window : 0,
+                               .has_gate = layer->has_gate};
 }
 
 void arch_shape_layer(const struct arch *a, const struct model_params *p, uint32_t l,
                       struct model_layer *to)
 {
     const struct arch_layer *layer = a->layer(p, l);
-    *to = (struct model_layer){.attn = {.kind = layer->attn,
-                                        .n_heads = p->n_heads,
-                                        .n_kv_heads = p->n_kv_heads,
-                                        .k_dim = p->head_dim,
-                                        .v_dim = p->head_dim,
-                                        .window = layer->has_window ? p->window : 0},
-                               .ffn = {.kind = layer->ffn}};
+    *to = (struct model_layer){.attn = shape_attn(layer, p), .ffn = {.kind = layer->ffn}};
     if (layer->ffn == MODEL_FFN_DENSE || layer->has_shared_expert)
         to->ffn.n_ff = p->n_ff;
     if (layer->ffn == MODEL_FFN_EXPERTS)
@@ -269,6 +335,7 @@ void arch_shape_layer(const struct arch *a, const struct model_params *p, uint32
 
 uint32_t arch_size(const struct model_params *p, const struct model_layer *l, enum arch_dim dim)
 {
+    const struct model_delta *d = &l->attn.delta;
     const uint32_t sizes[] = {[ARCH_ONE] = 1,
                               [ARCH_EMBD] = p->n_embd,
                               [ARCH_K_DIM] = l->attn.k_dim,
@@ -277,6 +344,13 @@ uint32_t arch_size(const struct model_params *p, const struct model_layer *l, en
                               [ARCH_V_ROWS] = l->attn.n_kv_heads * l->attn.v_dim,
                               [ARCH_O_COLS] = l->attn.n_heads * l->attn.v_dim,
                               [ARCH_HEADS] = l->attn.n_heads,
+                              [ARCH_GATED_Q_ROWS] = 2 * l->attn.n_heads * l->attn.k_dim,
+                              [ARCH_DELTA_CHANNELS] = model_delta_channels(d),
+                              [ARCH_DELTA_VALUES] = d->n_v_heads * d->dim,
+                              [ARCH_DELTA_HEADS] = d->n_v_heads,
+                              [ARCH_DELTA_GATES] = 2 * d->n_v_heads,
+                              [ARCH_DELTA_DIM] = d->dim,
+                              [ARCH_TAPS] = d->n_taps,
                               [ARCH_FF] = l->ffn.n_ff,
                               [ARCH_EXPERTS] = l->ffn.experts.n,
                               [ARCH_EXPERT_FF] = l->ffn.experts.n_ff,
@@ -294,7 +368,8 @@ void arch_print_table(FILE *to)
           to);
     for (size_t i = 0; i < ARRAY_LEN(archs); i++) {
         const struct arch *a = archs[i];
-        fprintf(to, "| `%s` | %s | %s | %s | chains and trees |\n", a->name, a->models,
-                words_of_experts[a->experts], a->special ? a->special : "");
+        fprintf(to, "| `%s` | %s | %s | %s | %s |\n", a->name, a->models,
+                words_of_experts[a->experts], a->special ? a->special : "",
+                a->has_delta ? "chains" : "chains and trees");
     }
 }

@@ -22,6 +22,13 @@ enum arch_dim {
     ARCH_V_ROWS, // n_kv_heads * v_dim
     ARCH_O_COLS, // n_heads * v_dim
     ARCH_HEADS,
+    ARCH_GATED_Q_ROWS,   // n_heads * 2 * k_dim
+    ARCH_DELTA_CHANNELS, // of a gated delta net's convolution
+    ARCH_DELTA_VALUES,   // n_v_heads * dim
+    ARCH_DELTA_HEADS,    // n_v_heads
+    ARCH_DELTA_GATES,    // 2 * n_v_heads
+    ARCH_DELTA_DIM,
+    ARCH_TAPS,
     ARCH_FF, // of the feed-forward that every row runs through
     ARCH_EXPERTS,
     ARCH_EXPERT_FF,
@@ -37,6 +44,7 @@ struct arch_tensor {
     bool joins_next; // a pass applies it together with the next matrix
     bool per_expert; // the file's tensor has such a matrix or vector of each expert
     bool as_file;    // its type stays
+    bool is_turned;  // a small matrix of floats, to floats (n_in, n_out)
 };
 
 #define ARCH_TO(member) offsetof(struct model_layer, member)
@@ -46,6 +54,12 @@ struct arch_tensor {
     {CHECKPOINT_ATTN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(attn.norm)},                         \
     {                                                                                              \
         CHECKPOINT_FFN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(ffn.norm)                          \
+    }
+/* The norms of the heads of q and k. */
+#define ARCH_HEAD_NORMS                                                                            \
+    {CHECKPOINT_ATTN_Q_NORM, ARCH_K_DIM, ARCH_ONE, .to = ARCH_TO(attn.q_norm)},                    \
+    {                                                                                              \
+        CHECKPOINT_ATTN_K_NORM, ARCH_K_DIM, ARCH_ONE, .to = ARCH_TO(attn.k_norm)                   \
     }
 /* The matrices of attention over every position. */
 #define ARCH_ATTENTION                                                                             \
@@ -93,6 +107,8 @@ struct arch_layer {
     enum model_glu glu;    // the same
     bool has_shared_expert;
     bool has_window; // attention sees the last model_params.window positions only
+    bool has_gate;   // as in struct model_attn
+    bool is_grouped; // as in struct model_delta
 };
 
 struct arch {
@@ -102,12 +118,13 @@ struct arch {
     enum model_rope rope;
     enum { ARCH_NO_EXPERTS, ARCH_SOME_EXPERTS, ARCH_ALL_EXPERTS } experts; // files that have them
     uint32_t window_every; // every so many layers, all but the last have a window; 0: none has
+    bool has_delta;        // some layers have a gated delta net
     /* Layer l of a model with these parameters. */
     const struct arch_layer *(*layer)(const struct model_params *p, uint32_t l);
 };
 
 extern const struct arch arch_gpt_oss, arch_llama, arch_qwen2, arch_qwen2moe, arch_qwen3,
-    arch_qwen3moe, arch_qwen3vl, arch_qwen3vlmoe;
+    arch_qwen35, arch_qwen35moe, arch_qwen3moe, arch_qwen3next, arch_qwen3vl, arch_qwen3vlmoe;
 
 #define ARCH_MAX_LAYERS 1024
 #define ARCH_MAX_WIDTH (1u << 20) // of any matrix, vocabulary included

@@ -4,15 +4,9 @@
  * same position, so it is that of Qwen 3. */
 #include "model/arch.h"
 
-#define HEAD_NORMS                                                                                 \
-    {CHECKPOINT_ATTN_Q_NORM, ARCH_K_DIM, ARCH_ONE, .to = ARCH_TO(attn.q_norm)},                    \
-    {                                                                                              \
-        CHECKPOINT_ATTN_K_NORM, ARCH_K_DIM, ARCH_ONE, .to = ARCH_TO(attn.k_norm)                   \
-    }
-
-static const struct arch_tensor dense_tensors[] = {ARCH_NORMS, HEAD_NORMS, ARCH_ATTENTION,
+static const struct arch_tensor dense_tensors[] = {ARCH_NORMS, ARCH_HEAD_NORMS, ARCH_ATTENTION,
                                                    ARCH_DENSE};
-static const struct arch_tensor expert_tensors[] = {ARCH_NORMS, HEAD_NORMS, ARCH_ATTENTION,
+static const struct arch_tensor expert_tensors[] = {ARCH_NORMS, ARCH_HEAD_NORMS, ARCH_ATTENTION,
                                                     ARCH_OF_EXPERTS};
 
 static const struct arch_layer dense = {.attn = MODEL_ATTN_FULL,

@@ -6,6 +6,7 @@
  *
  * Kernels have one size for the heads of K and V: kv_bytes_new() refuses a model with two. */
 #include <math.h>
+#include <string.h>
 #include "model/forward_impl.h"
 #include "model/rope.h"
 
@@ -13,6 +14,7 @@ struct buffers {
     float *q;      // (max_rows, n_heads, k_dim)
     float *k, *v;  // (max_rows, n_kv_heads, k_dim), (..., v_dim)
     float *values; // (max_rows, n_heads, v_dim): what the heads read
+    float *gated;  // (max_rows, n_heads, 2, k_dim): queries and gates; q if there are no gates
 };
 
 /* What the steps of one layer need. */
@@ -24,28 +26,23 @@ struct attn {
     struct buffers b;
 };
 
-static size_t rows_bytes(uint32_t max_rows, uint32_t n_heads, uint32_t dim)
+static struct buffers place_buffers(const struct model_attn *w, uint32_t max_rows,
+                                    struct forward_space *to)
 {
-    return forward_rounded((size_t)max_rows * n_heads * dim * sizeof(float));
-}
-
-static struct buffers place_buffers(const struct model_attn *w, uint32_t max_rows, char *work)
-{
-    char *k = work + rows_bytes(max_rows, w->n_heads, w->k_dim);
-    char *v = k + rows_bytes(max_rows, w->n_kv_heads, w->k_dim);
-    char *values = v + rows_bytes(max_rows, w->n_kv_heads, w->v_dim);
-    return (struct buffers){(float *)(void *)work, (float *)(void *)k, (float *)(void *)v,
-                            (float *)(void *)values};
+    struct buffers b;
+    b.q = forward_place_rows(to, max_rows, w->n_heads * w->k_dim);
+    b.k = forward_place_rows(to, max_rows, w->n_kv_heads * w->k_dim);
+    b.v = forward_place_rows(to, max_rows, w->n_kv_heads * w->v_dim);
+    b.values = forward_place_rows(to, max_rows, w->n_heads * w->v_dim);
+    b.gated = w->has_gate ? forward_place_rows(to, max_rows, w->n_heads * 2 * w->k_dim) : b.q;
+    return b;
 }
 
 static size_t attn_bytes(const struct forward *f, const struct model_layer *l)
 {
-    const uint32_t max_rows = f->opt.max_rows;
-    const struct model_attn *w = &l->attn;
-    return rows_bytes(max_rows, w->n_heads, w->k_dim) +
-           rows_bytes(max_rows, w->n_kv_heads, w->k_dim) +
-           rows_bytes(max_rows, w->n_kv_heads, w->v_dim) +
-           rows_bytes(max_rows, w->n_heads, w->v_dim);
+    struct forward_space space = {0};
+    place_buffers(&l->attn, f->opt.max_rows, &space);
+    return space.bytes;
 }
 
 static void attn_plan(struct forward *f, const struct model_layer *l)
@@ -79,9 +76,13 @@ static void finish_group(const struct attn *a, uint32_t row, uint32_t head)
     const struct kernel *kernel = a->f->m->kernel;
     size_t k_dim = w->k_dim, v_dim = w->v_dim, at = (size_t)row * w->n_kv_heads + head;
     float *k = a->b.k + at * k_dim, *v = a->b.v + at * v_dim;
-    for (uint32_t h = head * a->group; h < (head + 1) * a->group; h++)
-        finish_head(a, a->b.q + ((size_t)row * w->n_heads + h) * k_dim,
-                    w->q_bias ? w->q_bias + h * k_dim : NULL, w->q_norm, row);
+    for (uint32_t h = head * a->group; h < (head + 1) * a->group; h++) {
+        const size_t q_head = (size_t)row * w->n_heads + h;
+        if (w->has_gate)
+            memcpy(a->b.q + q_head * k_dim, a->b.gated + 2 * q_head * k_dim, k_dim * sizeof(float));
+        finish_head(a, a->b.q + q_head * k_dim, w->q_bias ? w->q_bias + h * k_dim : NULL, w->q_norm,
+                    row);
+    }
     finish_head(a, k, w->k_bias ? w->k_bias + head * k_dim : NULL, w->k_norm, row);
     if (w->v_bias)
         kernel->add(v, w->v_bias + head * v_dim, w->v_dim);
@@ -128,6 +129,18 @@ static void attend(const struct attn *a, const struct queries *q)
         .block = kv_bytes_stride(f->kv, a->layer),
         .scratch = a->t->scratch,
     });
+}
+
+/* What the queries have read, times the sigmoid of their gates. */
+static void apply_gates(const struct attn *a, const struct queries *q)
+{
+    const struct model_attn *w = a->w;
+    for (uint32_t row = q->row; row < q->row + q->n_rows; row++)
+        for (uint32_t h = q->head; h < q->head + q->n_heads; h++) {
+            const size_t at = (size_t)row * w->n_heads + h;
+            a->f->m->kernel->mul_sigmoid(a->b.gated + (2 * at + 1) * w->k_dim, w->v_dim,
+                                         a->b.values + at * w->v_dim);
+        }
 }
 
 /* (n_rows + 1): what the rows before cost in this layer. */
@@ -177,8 +190,11 @@ static void attend_part(const struct attn *a)
         for (uint32_t head = 0; head < n_heads; head += a->group) {
             struct queries q = {row, end - row, head, a->group};
             q = own_queries(a, &q, before + cost * head);
-            if (q.n_rows && q.n_heads)
-                attend(a, &q);
+            if (!q.n_rows || !q.n_heads)
+                continue;
+            attend(a, &q);
+            if (a->w->has_gate)
+                apply_gates(a, &q);
         }
     }
 }
@@ -187,16 +203,13 @@ static void attn_run(struct forward *f, const struct forward_part *t, uint32_t l
 {
     const struct model_attn *w = &f->m->layers[layer].attn;
     const struct kernel_mat *qkv[] = {&w->q, &w->k, &w->v};
-    const struct attn a = {f,
-                           t,
-                           w,
-                           layer,
-                           w->n_heads / w->n_kv_heads,
-                           place_buffers(w, f->opt.max_rows, f->attn_work)};
+    struct forward_space space = {.work = f->attn_work};
+    const struct attn a = {
+        f, t, w, layer, w->n_heads / w->n_kv_heads, place_buffers(w, f->opt.max_rows, &space)};
 
     forward_norm_rows(f, t, w->norm, qkv, 3);
     forward_wait_rows(f);
-    forward_apply_all(f, t, qkv, (float *[]){a.b.q, a.b.k, a.b.v}, 3);
+    forward_apply_all(f, t, qkv, (float *[]){a.b.gated, a.b.k, a.b.v}, 3);
     forward_wait(f);
     finish_heads(&a);
     forward_wait(f);

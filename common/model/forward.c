@@ -15,7 +15,8 @@
 
 #define MAX_ROWS 65536
 
-static const struct sublayer_ops *const attn_kinds[] = {[MODEL_ATTN_FULL] = &attn_full};
+static const struct sublayer_ops *const attn_kinds[] = {
+    [MODEL_ATTN_FULL] = &attn_full, [MODEL_ATTN_DELTA] = &attn_delta};
 static const struct sublayer_ops *const ffn_kinds[] = {
     [MODEL_FFN_DENSE] = &ffn_dense, [MODEL_FFN_EXPERTS] = &ffn_experts};
 

@@ -13,7 +13,7 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "model/draft.h"
-#include "model/kv_bytes.h"
+#include "kv/kv_bytes.h"
 #include "model/model.h"
 #include "model/pass_plan.h"
 

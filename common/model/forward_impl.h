@@ -64,12 +64,27 @@ struct sublayer_ops {
 };
 
 extern const struct sublayer_ops attn_full;   // grouped queries, every position before the row
+extern const struct sublayer_ops attn_delta;  // gated delta net
 extern const struct sublayer_ops ffn_dense;   // SwiGLU
 extern const struct sublayer_ops ffn_experts; // SwiGLU of the experts that a router chooses
 
 static inline size_t forward_rounded(size_t bytes)
 {
     return (bytes + KERNEL_ALIGN - 1) / KERNEL_ALIGN * KERNEL_ALIGN;
+}
+
+/* The buffers of a sublayer, one after another. */
+struct forward_space {
+    char *work; // NULL: they are only counted
+    size_t bytes;
+};
+
+/* A buffer for rows of n floats. */
+static inline float *forward_place_rows(struct forward_space *s, uint32_t max_rows, size_t n)
+{
+    char *here = s->work ? s->work + s->bytes : NULL;
+    s->bytes += forward_rounded(max_rows * n * sizeof(float));
+    return (float *)(void *)here;
 }
 
 /* ---- forward.c ---- */

@@ -23,6 +23,7 @@ struct item {
     struct kernel_mat *mat;
     const float **vec;
     uint32_t n_rows;          // of the tensor: those of the matrix, of each expert
+    bool is_turned;           // the vector has the tensor's columns one after another
     size_t bytes;             // in memory, rounded up to KERNEL_ALIGN
     uint32_t before, n_tiles; // as in model_columns()
 };
@@ -175,10 +176,11 @@ static int plan_mat(struct plan *p, struct source from, uint32_t n_in, uint32_t 
     return add_item(p, item, kernel_packed_bytes(mat->type, n_rows, n_in));
 }
 
-static int plan_vec(struct plan *p, struct source from, uint32_t n, const float **vec)
+/* Vectors of n floats each. */
+static int plan_vecs(struct plan *p, struct source from, uint32_t n, uint32_t n_vecs,
+                     bool is_turned, const float **vec)
 {
     enum kernel_type type;
-    const uint32_t n_vecs = from.n_experts ? from.n_experts : 1;
     from.n_experts = 0; // a matrix in the file
     const struct checkpoint_tensor *t = find_tensor(p, from, n, n_vecs);
     if (!t)
@@ -189,8 +191,13 @@ static int plan_vec(struct plan *p, struct source from, uint32_t n, const float 
                     checkpoint_path(p->store->checkpoint), (int)t->name.len, t->name.data,
                     t->type_name);
     p->m->params.n_weights += (uint64_t)n * n_vecs;
-    return add_item(p, (struct item){.tensor = t, .type = type, .vec = vec},
+    return add_item(p, (struct item){.tensor = t, .type = type, .vec = vec, .is_turned = is_turned},
                     (size_t)n * n_vecs * sizeof(float));
+}
+
+static int plan_vec(struct plan *p, struct source from, uint32_t n, const float **vec)
+{
+    return plan_vecs(p, from, n, from.n_experts ? from.n_experts : 1, false, vec);
 }
 
 /* Plans a tensor of a layer, unless it is optional and missing. ret_planned: 1 or 0. */
@@ -200,14 +207,17 @@ static int plan_tensor(struct plan *p, uint32_t layer, const struct arch_tensor 
     struct model_layer *l = &p->m->layers[layer];
     struct source from = {t->role, layer, t->per_expert ? l->ffn.experts.n : 0,
                           .as_file = t->as_file};
-    uint32_t n_in = arch_size(&p->m->params, l, t->n_in);
+    const uint32_t n_in = arch_size(&p->m->params, l, t->n_in);
+    const uint32_t n_out = arch_size(&p->m->params, l, t->n_out);
     void *to = (char *)l + t->to;
     *ret_planned = t->has == ARCH_ALWAYS || checkpoint_find(p->store->checkpoint, t->role, layer);
     if (!*ret_planned)
         return 0;
     if (t->n_out == ARCH_ONE)
         return plan_vec(p, from, n_in, to);
-    return plan_mat(p, from, n_in, arch_size(&p->m->params, l, t->n_out), to);
+    if (t->is_turned)
+        return plan_vecs(p, from, n_in, n_out, true, to);
+    return plan_mat(p, from, n_in, n_out, to);
 }
 
 /* A pass applies the last `n` matrices together. */
@@ -249,6 +259,19 @@ static bool is_planned(const struct plan *p, const struct checkpoint_tensor *t)
     return false;
 }
 
+/* Tensors of the layers that guess further tokens: blk.N. with N from n_layers on. */
+static bool is_skipped(const struct plan *p, const struct checkpoint_tensor *t)
+{
+    const struct model_params *params = &p->m->params;
+    for (uint32_t l = 0; l < params->n_skipped_layers; l++) {
+        char prefix[32];
+        const int n = snprintf(prefix, sizeof(prefix), "blk.%u.", params->n_layers + l);
+        if (t->name.len > (size_t)n && memcmp(t->name.data, prefix, (size_t)n) == 0)
+            return true;
+    }
+    return false;
+}
+
 /* A tensor that nothing reads would change the model's output: the file is refused. */
 static int refuse_others(const struct plan *p)
 {
@@ -259,7 +282,7 @@ static int refuse_others(const struct plan *p)
         return 0;
     for (uint32_t i = 0; i < n; i++) {
         const struct checkpoint_tensor *t = checkpoint_tensor_at(c, i);
-        if (t != rope_freqs && !is_planned(p, t))
+        if (t != rope_freqs && !is_planned(p, t) && !is_skipped(p, t))
             return fail(-ENOTSUP, "%s: tensor %.*s is not known in architecture %s",
                         checkpoint_path(c), (int)(t->name.len < 128 ? t->name.len : 128),
                         t->name.data, p->arch->name);
@@ -349,6 +372,11 @@ static uint64_t digest_of(const struct model *m)
         digest = mix(mix(mix(digest, p->n_experts), p->n_used_experts), p->n_expert_ff);
     if (p->window)
         digest = mix(digest, p->window);
+    if (p->full_every)
+        digest =
+            mix(mix(mix(mix(mix(digest, p->full_every), p->n_delta_k_heads), p->n_delta_v_heads),
+                    p->delta_dim),
+                p->n_taps);
     for (uint32_t i = 0; i < p->rope_dim / 2; i++)
         digest = mix_float(digest, m->rope_freqs[i]);
     return digest;
@@ -362,7 +390,15 @@ static void shape_layers(struct plan *p)
     for (uint32_t l = 0; l < m->params.n_layers; l++) {
         arch_shape_layer(p->arch, &m->params, l, &m->layers[l]);
         const struct model_attn *a = &m->layers[l].attn;
-        m->kv_layers[l] = (struct kv_layer){a->n_kv_heads, a->k_dim, a->v_dim, a->window};
+        const struct model_delta *d = &a->delta;
+        m->kv_layers[l] = (struct kv_layer){
+            .n_heads = a->n_kv_heads,
+            .k_dim = a->k_dim,
+            .v_dim = a->v_dim,
+            .window = a->window,
+            .n_state = d->n_v_heads * d->dim * d->dim,
+            .n_logged = model_delta_channels(d) + 2 * d->n_v_heads,
+        };
     }
 }
 
@@ -388,6 +424,9 @@ int model_plan(const struct checkpoint *c, int quantise, struct model **ret)
         return fail(-ENOMEM, "model: no memory for %u layers", m->params.n_layers);
     m->rope_freqs = store->rope_freqs;
     shape_layers(&plan);
+    if (m->params.n_skipped_layers)
+        log_info("%s: %u layers that guess further tokens are not loaded", checkpoint_path(c),
+                 m->params.n_skipped_layers);
     r = rope_read(c, &m->params, store->rope_freqs, &m->params.rope_gain);
     if (r == 0)
         r = plan_all(&plan);
@@ -500,8 +539,17 @@ static void load_vector(struct load *l)
     if (r < 0)
         return stop_load(l, r);
     atomic_store(&l->rows, rows_digest(l->bands, t->bytes, 0, 1));
-    const uint32_t n = (uint32_t)(t->shape[0] * t->shape[1]);
-    kernel_dequant(it->type, l->bands, n, (float *)(void *)l->to);
+    const uint32_t n = (uint32_t)t->shape[0], n_vecs = (uint32_t)t->shape[1];
+    float *to = (float *)(void *)l->to, *row = to;
+    AUTO(mem_free) float *turned = it->is_turned ? row = malloc(n * sizeof(*row)) : NULL;
+    if (!row)
+        return stop_load(l, fail(-ENOMEM, "model: no memory for a vector"));
+    for (uint32_t v = 0; v < n_vecs; v++) {
+        kernel_dequant(it->type, l->bands + v * (t->bytes / n_vecs), n, row);
+        for (uint32_t i = 0; i < n && turned; i++)
+            to[(size_t)i * n_vecs + v] = turned[i];
+        row += turned ? 0 : n;
+    }
 }
 
 static void load_item(struct load *l)

@@ -14,7 +14,7 @@
 #include "base/pool.h"
 #include "file/checkpoint.h"
 #include "kernel/kernel.h"
-#include "model/kv_bytes.h"
+#include "kv/kv_bytes.h"
 
 enum model_rope { MODEL_ROPE_PAIRS, MODEL_ROPE_HALVES }; // (2i, 2i+1), or (i, i + n/2)
 
@@ -23,6 +23,9 @@ struct model_params {
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab, n_ctx_train;
     uint32_t n_experts, n_used_experts, n_expert_ff; // 0: none
     uint32_t window;                                 // of layers that have one; 0: none has
+    /* Of layers with a gated delta net; 0: none has. All but every full_every-th layer have. */
+    uint32_t full_every, n_delta_k_heads, n_delta_v_heads, delta_dim, n_taps;
+    uint32_t n_skipped_layers; // after the last one: they guess further tokens, and are not loaded
     float norm_eps;
     enum model_rope rope;
     uint32_t rope_dim;
@@ -32,12 +35,36 @@ struct model_params {
 };
 
 /* Kinds of attention and of feed-forward; a layer has one of each. */
-enum model_attn_kind { MODEL_ATTN_FULL }; // a row sees every position before it
+enum model_attn_kind {
+    MODEL_ATTN_FULL,  // a row sees every position before it
+    MODEL_ATTN_DELTA, // a gated delta net: a recurrent state
+};
 enum model_ffn_kind {
     MODEL_FFN_DENSE,   // SwiGLU: silu(gate x) * (up x), then down
     MODEL_FFN_EXPERTS, // the same by the experts that a router chooses for each row
 };
 enum model_glu { MODEL_SWIGLU, MODEL_SWIGLU_CLAMPED }; // as in struct kernel
+
+/* A gated delta net. Of a row come queries and keys (n_k_heads, dim) and values (n_v_heads, dim),
+ * through a convolution over the last n_taps positions. */
+struct model_delta {
+    uint32_t n_k_heads, n_v_heads, dim, n_taps;
+    /* The n_v_heads / n_k_heads value heads of a key head follow one another; else they are
+     * n_k_heads apart. */
+    bool is_grouped;
+    struct kernel_mat qkv, gate, beta, alpha;
+    /* In place of beta and alpha, if is_grouped: the rows of beta of a key head's value heads, then
+     * those of alpha. */
+    struct kernel_mat beta_alpha;
+    const float *conv;        // (n_taps, channels)
+    const float *dt_bias, *a; // (n_v_heads)
+    const float *norm;        // (dim)
+};
+
+static inline uint32_t model_delta_channels(const struct model_delta *d)
+{
+    return (2 * d->n_k_heads + d->n_v_heads) * d->dim;
+}
 
 struct model_attn {
     enum model_attn_kind kind;
@@ -49,6 +76,8 @@ struct model_attn {
     const float *q_bias, *k_bias, *v_bias; // NULL if absent
     const float *o_bias, *sinks;           // the same; sinks (n_heads): as in struct kernel_attn
     struct kernel_mat q, k, v, o;
+    bool has_gate; // q's rows of a head: (k_dim) queries, then (k_dim) gates of its output
+    struct model_delta delta;
 };
 
 /* The probabilities of the experts are softmax(router x). A row runs through the n_used experts of

@@ -81,10 +81,31 @@ static size_t activation_bytes(const struct runner *r)
            pass_plan_bytes(r->opt.max_rows, r->opt.max_pass_seqs, seq_rows(r));
 }
 
+#define MIN_STATES 2 // one of a sequence, and a snapshot
+
+/* States for all sequences and as many snapshots, but at most a quarter of the memory. */
+static uint32_t wanted_states(const struct runner *r, size_t state_bytes, size_t left)
+{
+    const size_t all = 2 * (size_t)r->opt.max_sequences, quarter = left / 4 / state_bytes;
+    const size_t n = all < quarter ? all : quarter;
+    if (n < r->opt.max_sequences)
+        log_warn("the memory holds %zu states of recurrent layers, of %zu MiB each, so fewer "
+                 "than %u sequences run at the same time",
+                 n, state_bytes >> 20, r->opt.max_sequences);
+    return n < MIN_STATES ? MIN_STATES : (uint32_t)n;
+}
+
 /* May reduce the context to the size of the pool. */
 static int measure_kv(struct runner *r, size_t left)
 {
     struct kv_shape shape = kv_shape(r);
+    const size_t state_bytes = kv_bytes_state(&shape);
+    size_t states = 0;
+    if (state_bytes) {
+        r->n_states = wanted_states(r, state_bytes, left);
+        states = r->n_states * state_bytes;
+        left = left > states ? left - states : 0;
+    }
     size_t block_bytes = kv_bytes_block(&shape);
     uint64_t blocks = wanted_blocks(r, block_bytes, left);
     r->n_blocks = blocks < KV_MAX_BLOCKS ? (uint32_t)blocks : KV_MAX_BLOCKS;
@@ -95,7 +116,8 @@ static int measure_kv(struct runner *r, size_t left)
         r->context = r->n_blocks * KV_BLOCK;
         log_warn("the KV pool holds %u positions, which limits the context", r->context);
     }
-    r->memory.kv = kv_pool_bytes(&shape, r->n_blocks);
+    r->memory.kv = kv_pool_bytes(&shape, r->n_blocks) +
+                   (states ? kv_states_pool_bytes(&shape, r->n_states, r->n_blocks) : 0);
     return 0;
 }
 
@@ -212,6 +234,8 @@ int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void 
                                           .cache = r->opt.weights_cache};
     /* First, so that other services see the reserved memory. */
     int err = kv_new(&shape, r->n_blocks, &r->kv);
+    if (!err && r->n_states)
+        err = kv_open_states(r->kv, r->n_states);
     if (!err)
         err = forward_new(r->model, kv_bytes_of(r->kv), r->pool, &fo, &r->forward);
     if (!err)

@@ -16,7 +16,7 @@
 #include "kernel/kernel.h"
 #include "model/dist.h"
 #include "model/forward.h"
-#include "model/kv.h"
+#include "kv/kv.h"
 #include "model/model.h"
 #include "model/tune.h"
 
@@ -47,7 +47,7 @@ struct runner_options {
 struct runner_memory {
     size_t weights; // without those that another service has mapped
     size_t activations;
-    size_t kv;     // the pool and its index
+    size_t kv;     // the pool and its index, and states of recurrent layers
     size_t beside; // pages read ahead while packing, distributions, requests
 };
 
@@ -58,6 +58,7 @@ struct runner {
     struct model *model;
     uint32_t context;    // positions of a sequence
     uint32_t n_blocks;   // of the KV pool
+    uint32_t n_states;   // of recurrent layers, also for snapshots; 0: no layer is recurrent
     uint32_t max_logits; // rows of a pass that can have logits
     struct runner_memory memory;
     struct tune tune; // how the kernels read the weights

@@ -231,7 +231,7 @@ static void add_branches(struct draft_model *d, const struct prop_ask *ask)
             continue;
         uint32_t pos = b->kv.len - 1;
         b->row = d->run.plan.n_rows;
-        pass_plan_add_chain(&d->run.plan, pass_plan_add_seq(&d->run.plan, &b->kv),
+        pass_plan_add_chain(&d->run.plan, pass_plan_add_seq(&d->run.plan, &b->kv, 0),
                             &ask->to->tokens[b->node], pos, 1, 1);
     }
 }

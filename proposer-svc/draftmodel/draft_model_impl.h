@@ -77,7 +77,7 @@ bool draft_model_rows_grow(struct draft_model *d, struct draft_model_seq *s, uin
  * last turn of a chat. Offers the sequence's own rows, all committed, to others. */
 void draft_model_rows_share(struct draft_model *d, struct draft_model_seq *s);
 /* Adds the rows [from, kv.len) of a sequence to the plan of the next pass. */
-void draft_model_rows_add(struct draft_model *d, const struct draft_model_seq *s, uint32_t from);
+void draft_model_rows_add(struct draft_model *d, struct draft_model_seq *s, uint32_t from);
 /* Runs the plan, and records the time of the pass. */
 void draft_model_rows_pass(struct draft_model *d);
 /* seq_done(), cut() and grow() of struct prop_ops. */

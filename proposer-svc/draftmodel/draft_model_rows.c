@@ -67,9 +67,9 @@ static uint32_t token_at(const struct draft_model_seq *s, uint32_t pos)
     return pos < s->context.n ? s->context.tokens[pos] : s->ahead[pos - s->ahead_at];
 }
 
-void draft_model_rows_add(struct draft_model *d, const struct draft_model_seq *s, uint32_t from)
+void draft_model_rows_add(struct draft_model *d, struct draft_model_seq *s, uint32_t from)
 {
-    uint32_t seq = pass_plan_add_seq(&d->run.plan, &s->kv);
+    uint32_t seq = pass_plan_add_seq(&d->run.plan, &s->kv, 0);
     for (uint32_t pos = from; pos < s->kv.len; pos++) {
         uint32_t token = token_at(s, pos);
         pass_plan_add_chain(&d->run.plan, seq, &token, pos, 1, 0);

@@ -193,6 +193,9 @@ static int load_model(struct draft_model *d, const struct prop_draft_model_setti
         r = read_vocabulary(d, c, &opt.n_vocab);
     if (r == 0)
         r = runner_plan(&d->run, c, &opt);
+    if (r == 0 && d->run.n_states) // drafts are dropped at any row, where a state cannot return
+        r = fail(-ENOTSUP, "%s: a draft model with recurrent layers (%s) is not supported",
+                 set->model, d->run.model->params.architecture);
     if (r == 0)
         r = runner_load(&d->run, show_progress, d);
     if (r == 0)

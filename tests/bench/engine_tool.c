@@ -72,7 +72,7 @@ static void add_rows(struct model_rig *rig, struct kv_seq *seq, const uint32_t *
     uint32_t at = seq->len;
     if (kv_grow(rig->kv, seq, n) < 0)
         refuse("the sequences do not fit");
-    pass_plan_add_chain(&rig->plan, pass_plan_add_seq(&rig->plan, seq), tokens, at, n, n_logits);
+    pass_plan_add_chain(&rig->plan, pass_plan_add_seq(&rig->plan, seq, 0), tokens, at, n, n_logits);
 }
 
 static double time_plan(struct model_rig *rig)
@@ -84,6 +84,7 @@ static double time_plan(struct model_rig *rig)
 
 static void drop(struct model_rig *rig, struct kv_seq *seq, uint32_t len)
 {
+    seq->state_len = len < seq->state_len ? len : seq->state_len; // any state takes the same time
     kv_keep(rig->kv, seq, len < seq->len ? len : seq->len, NULL, 0);
 }
 

@@ -1,11 +1,12 @@
 /* make_model.c - writes a model of a real size with random weights, for benchmarks: its speed
  * is realistic, its texts are not. The same arguments give the same bytes.
  *
- *   make_model --shape 0.1b|1b|3b|moe-a|oss|tiny --type TYPE --out FILE [--vocab N] [--tied]
+ *   make_model --shape 0.1b|1b|3b|moe-a|hybrid|oss|tiny --type TYPE --out FILE [--vocab N] [--tied]
  *              [--seed N] [--layers N] [--faint-from N --eps E]
  *
  * Shapes are those of SmolLM2-135M, Llama-3.2-1B and -3B; tiny is for tests. moe-a has layers of
- * Qwen3-30B-A3B, as many as 8 GiB of q4_k_m hold; oss is gpt-oss-20b. TYPE: q8_0, q4_0, q4_1,
+ * Qwen3-30B-A3B, as many as 8 GiB of q4_k_m hold; hybrid those of Qwen3.6-35B-A3B; oss is
+ * gpt-oss-20b. TYPE: q8_0, q4_0, q4_1,
  * q5_0, q5_1, q4_k_m, q5_k_m, q6_k, iq4_nl, iq4_xs, mxfp4, f16, bf16 or f32. The types of head, V
  * and down are those that llama.cpp chooses for that name (except for a few V and down of iq4).
  * With mxfp4, as in the files of gpt-oss, only experts have that type, and all else q8_0. The
@@ -32,6 +33,8 @@
 #define MAX_VOCAB 300000
 #define CONTEXT 16384
 #define MAX_ROW 8192
+#define DELTA_TAPS 4
+#define DELTA_FULL_EVERY 4
 
 static const struct shape {
     const char *name, *arch;
@@ -39,13 +42,17 @@ static const struct shape {
     float rope_base;
     uint32_t n_experts, n_used; // of n_ff each; 0: none
     uint32_t window;            // of every second layer; 0: none
+    struct {
+        uint32_t n_k_heads, n_v_heads, dim; // dim 0: none
+    } delta;                                // gated delta nets, but in every fourth layer
 } shapes[] = {
-    {"tiny", "llama", 256, 512, 2, 4, 2, 64, 10000, 0, 0, 0},
-    {"0.1b", "llama", 576, 1536, 30, 9, 3, 64, 100000, 0, 0, 0},
-    {"1b", "llama", 2048, 8192, 16, 32, 8, 64, 500000, 0, 0, 0},
-    {"3b", "llama", 3072, 8192, 28, 24, 8, 128, 500000, 0, 0, 0},
-    {"moe-a", "qwen3moe", 2048, 768, 21, 32, 4, 128, 1000000, 128, 8, 0},
-    {"oss", "gpt-oss", 2880, 2880, 24, 64, 8, 64, 150000, 32, 4, 128},
+    {"tiny", "llama", 256, 512, 2, 4, 2, 64, 10000, 0, 0, 0, {0}},
+    {"0.1b", "llama", 576, 1536, 30, 9, 3, 64, 100000, 0, 0, 0, {0}},
+    {"1b", "llama", 2048, 8192, 16, 32, 8, 64, 500000, 0, 0, 0, {0}},
+    {"3b", "llama", 3072, 8192, 28, 24, 8, 128, 500000, 0, 0, 0, {0}},
+    {"moe-a", "qwen3moe", 2048, 768, 21, 32, 4, 128, 1000000, 128, 8, 0, {0}},
+    {"hybrid", "qwen35moe", 2048, 512, 12, 16, 2, 256, 10000000, 256, 8, 0, {16, 32, 128}},
+    {"oss", "gpt-oss", 2880, 2880, 24, 64, 8, 64, 150000, 32, 4, 128, {0}},
 };
 
 static const struct type {
@@ -147,7 +154,7 @@ static int put_mat(struct maker *m, bool names, struct mat t)
     return r;
 }
 
-/* Norms are 1, biases and sinks 0. */
+/* Norms are 1, biases and sinks 0; decays are about exp(-0.35). */
 static int put_vec(struct maker *m, bool names, const char *name, uint32_t n)
 {
     if (names) {
@@ -155,7 +162,7 @@ static int put_vec(struct maker *m, bool names, const char *name, uint32_t n)
         return 0;
     }
     for (uint32_t i = 0; i < n; i++)
-        m->row[i] = strstr(name, "norm") ? 1 : 0;
+        m->row[i] = strstr(name, "norm") ? 1 : strstr(name, "ssm_a") ? -0.5f : 0;
     return gguf_write_data(m->w, m->row, n * sizeof(float));
 }
 
@@ -167,69 +174,136 @@ static bool is_better(const struct maker *m, uint32_t layer)
     return layer < eighth || layer >= 7 * m->shape->n_layers / 8 || (layer - eighth) % 3 == 2;
 }
 
-static int put_layer(struct maker *m, bool names, uint32_t layer)
+/* The tensors of a layer. */
+struct parts {
+    struct mat v[24];
+    uint32_t n;
+};
+
+static void add_mat(struct parts *to, const char *name, enum gguf_type type, uint32_t n_in,
+                    uint32_t n_out, float gain)
+{
+    to->v[to->n++] =
+        (struct mat){.name = name, .type = type, .n_in = n_in, .n_out = n_out, .gain = gain};
+}
+
+static void add_vec(struct parts *to, const char *name, uint32_t n)
+{
+    to->v[to->n++] = (struct mat){.name = name, .n_in = n};
+}
+
+static void add_experts(struct parts *to, const char *name, enum gguf_type type, uint32_t n_in,
+                        uint32_t n_out, float gain, uint32_t n)
+{
+    add_mat(to, name, type, n_in, n_out, gain);
+    to->v[to->n - 1].n = n;
+}
+
+/* What the types and gains of a layer's tensors depend on. */
+struct of_layer {
+    enum gguf_type type, half; // half: of V and down
+    enum gguf_type type_of_experts, half_of_experts;
+    float faint;
+};
+
+static void add_attention(const struct shape *h, const struct of_layer *l, struct parts *to)
+{
+    const uint32_t n_q = h->n_heads * h->head_dim, n_kv = h->n_kv_heads * h->head_dim;
+    add_mat(to, "attn_q", l->type, h->n_embd, h->delta.dim ? 2 * n_q : n_q, 1.6f); // and gates
+    add_mat(to, "attn_k", l->type, h->n_embd, n_kv, 1.6f);
+    add_mat(to, "attn_v", l->half, h->n_embd, n_kv, 1);
+    add_mat(to, "attn_output", l->type, n_q, h->n_embd, l->faint);
+    if (h->window) {
+        add_vec(to, "attn_q.bias", n_q);
+        add_vec(to, "attn_k.bias", n_kv);
+        add_vec(to, "attn_v.bias", n_kv);
+        add_vec(to, "attn_output.bias", h->n_embd);
+        add_vec(to, "attn_sinks", h->n_heads);
+    } else if (h->n_experts) {
+        add_vec(to, "attn_q_norm", h->head_dim);
+        add_vec(to, "attn_k_norm", h->head_dim);
+    }
+}
+
+static void add_delta(const struct shape *h, const struct of_layer *l, struct parts *to)
+{
+    const uint32_t n_values = h->delta.n_v_heads * h->delta.dim;
+    const uint32_t channels = 2 * h->delta.n_k_heads * h->delta.dim + n_values;
+    add_mat(to, "attn_qkv", l->type, h->n_embd, channels, 1.6f);
+    add_mat(to, "attn_gate", l->type, h->n_embd, n_values, 1);
+    add_mat(to, "ssm_beta", l->type, h->n_embd, h->delta.n_v_heads, 1);
+    add_mat(to, "ssm_alpha", l->type, h->n_embd, h->delta.n_v_heads, 1);
+    add_mat(to, "ssm_conv1d", GGUF_F32, DELTA_TAPS, channels, 1);
+    add_vec(to, "ssm_dt.bias", h->delta.n_v_heads);
+    add_vec(to, "ssm_a.", h->delta.n_v_heads); // the dot: the name has no suffix
+    add_vec(to, "ssm_norm", h->delta.dim);
+    add_mat(to, "ssm_out", l->type, n_values, h->n_embd, l->faint);
+}
+
+static void add_feed_forward(const struct shape *h, const struct of_layer *l, struct parts *to)
+{
+    const uint32_t n = h->n_experts;
+    if (!n || h->delta.dim) {
+        const char *const dense[] = {"ffn_gate", "ffn_up", "ffn_down"};
+        const char *const shared[] = {"ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"};
+        const char *const *names = n ? shared : dense;
+        add_mat(to, names[0], l->type, h->n_embd, h->n_ff, 1);
+        add_mat(to, names[1], l->type, h->n_embd, h->n_ff, 1);
+        add_mat(to, names[2], l->half, h->n_ff, h->n_embd, 0.8f * l->faint);
+    }
+    if (!n)
+        return;
+    if (h->delta.dim)
+        add_vec(to, "ffn_gate_inp_shexp", h->n_embd);
+    add_mat(to, "ffn_gate_inp", GGUF_F32, h->n_embd, n, 1);
+    add_experts(to, "ffn_gate_exps", l->type_of_experts, h->n_embd, h->n_ff, 1, n);
+    add_experts(to, "ffn_up_exps", l->type_of_experts, h->n_embd, h->n_ff, 1, n);
+    add_experts(to, "ffn_down_exps", l->half_of_experts, h->n_ff, h->n_embd, 2 * l->faint, n);
+    if (!h->window)
+        return;
+    add_vec(to, "ffn_gate_inp.bias", n);
+    add_mat(to, "ffn_gate_exps.bias", GGUF_F32, h->n_ff, n, 0);
+    add_mat(to, "ffn_up_exps.bias", GGUF_F32, h->n_ff, n, 0);
+    add_mat(to, "ffn_down_exps.bias", GGUF_F32, h->n_embd, n, 0);
+}
+
+/* Only experts of gpt-oss have the type. */
+static struct of_layer describe_layer(const struct maker *m, uint32_t layer)
+{
+    const enum gguf_type type = m->type->type, half = is_better(m, layer) ? m->type->half : type;
+    const bool only_experts = m->shape->window > 0;
+    return (struct of_layer){.type = only_experts ? m->type->head : type,
+                             .half = only_experts ? m->type->head : half,
+                             .type_of_experts = type,
+                             .half_of_experts = half,
+                             .faint = layer >= m->faint_from ? m->eps : 1};
+}
+
+static void list_layer(const struct maker *m, uint32_t layer, struct parts *to)
 {
     const struct shape *h = m->shape;
-    uint32_t n_q = h->n_heads * h->head_dim, n_kv = h->n_kv_heads * h->head_dim;
-    enum gguf_type type = m->type->type, half = is_better(m, layer) ? m->type->half : type;
-    float faint = layer >= m->faint_from ? m->eps : 1;
-    const struct mat dense[] = {
-        {"attn_norm", 0, h->n_embd, 0, 0, 0, 0}, // n_out 0: a norm
-        {"attn_q", type, h->n_embd, n_q, 1.6f, 0, 0},
-        {"attn_k", type, h->n_embd, n_kv, 1.6f, 0, 0},
-        {"attn_v", half, h->n_embd, n_kv, 1, 0, 0},
-        {"attn_output", type, n_q, h->n_embd, faint, 0, 0},
-        {"ffn_norm", 0, h->n_embd, 0, 0, 0, 0},
-        {"ffn_gate", type, h->n_embd, h->n_ff, 1, 0, 0},
-        {"ffn_up", type, h->n_embd, h->n_ff, 1, 0, 0},
-        {"ffn_down", half, h->n_ff, h->n_embd, 0.8f * faint, 0, 0},
-    };
-    const struct mat experts[] = {
-        {"attn_norm", 0, h->n_embd, 0, 0, 0, 0},
-        {"attn_q_norm", 0, h->head_dim, 0, 0, 0, 0},
-        {"attn_k_norm", 0, h->head_dim, 0, 0, 0, 0},
-        {"attn_q", type, h->n_embd, n_q, 1.6f, 0, 0},
-        {"attn_k", type, h->n_embd, n_kv, 1.6f, 0, 0},
-        {"attn_v", half, h->n_embd, n_kv, 1, 0, 0},
-        {"attn_output", type, n_q, h->n_embd, faint, 0, 0},
-        {"ffn_norm", 0, h->n_embd, 0, 0, 0, 0},
-        {"ffn_gate_inp", GGUF_F32, h->n_embd, h->n_experts, 1, 0, 0},
-        {"ffn_gate_exps", type, h->n_embd, h->n_ff, 1, 0, h->n_experts},
-        {"ffn_up_exps", type, h->n_embd, h->n_ff, 1, 0, h->n_experts},
-        {"ffn_down_exps", half, h->n_ff, h->n_embd, 2 * faint, 0, h->n_experts},
-    };
-    const enum gguf_type other = m->type->head;
-    const struct mat oss[] = {
-        {"attn_norm", 0, h->n_embd, 0, 0, 0, 0},
-        {"attn_q", other, h->n_embd, n_q, 1.6f, 0, 0},
-        {"attn_k", other, h->n_embd, n_kv, 1.6f, 0, 0},
-        {"attn_v", other, h->n_embd, n_kv, 1, 0, 0},
-        {"attn_output", other, n_q, h->n_embd, faint, 0, 0},
-        {"attn_q.bias", 0, n_q, 0, 0, 0, 0},
-        {"attn_k.bias", 0, n_kv, 0, 0, 0, 0},
-        {"attn_v.bias", 0, n_kv, 0, 0, 0, 0},
-        {"attn_output.bias", 0, h->n_embd, 0, 0, 0, 0},
-        {"attn_sinks", 0, h->n_heads, 0, 0, 0, 0},
-        {"post_attention_norm", 0, h->n_embd, 0, 0, 0, 0},
-        {"ffn_gate_inp", GGUF_F32, h->n_embd, h->n_experts, 1, 0, 0},
-        {"ffn_gate_inp.bias", 0, h->n_experts, 0, 0, 0, 0},
-        {"ffn_gate_exps", type, h->n_embd, h->n_ff, 1, 0, h->n_experts},
-        {"ffn_up_exps", type, h->n_embd, h->n_ff, 1, 0, h->n_experts},
-        {"ffn_down_exps", half, h->n_ff, h->n_embd, 2 * faint, 0, h->n_experts},
-        {"ffn_gate_exps.bias", GGUF_F32, h->n_ff, h->n_experts, 0, 0, 0},
-        {"ffn_up_exps.bias", GGUF_F32, h->n_ff, h->n_experts, 0, 0, 0},
-        {"ffn_down_exps.bias", GGUF_F32, h->n_embd, h->n_experts, 0, 0, 0},
-    };
-    const struct mat *parts = h->window ? oss : h->n_experts ? experts : dense;
-    const size_t n_parts = h->window      ? ARRAY_LEN(oss)
-                           : h->n_experts ? ARRAY_LEN(experts)
-                                          : ARRAY_LEN(dense);
+    const struct of_layer l = describe_layer(m, layer);
+    add_vec(to, "attn_norm", h->n_embd);
+    if (h->delta.dim && (layer + 1) % DELTA_FULL_EVERY)
+        add_delta(h, &l, to);
+    else
+        add_attention(h, &l, to);
+    add_vec(to, h->window || h->delta.dim ? "post_attention_norm" : "ffn_norm", h->n_embd);
+    add_feed_forward(h, &l, to);
+}
+
+static int put_layer(struct maker *m, bool names, uint32_t layer)
+{
+    struct parts parts = {.n = 0};
     int r = 0;
-    for (size_t i = 0; i < n_parts && r == 0; i++) {
+    list_layer(m, layer, &parts);
+    for (size_t i = 0; i < parts.n && r == 0; i++) {
         char name[64];
-        struct mat t = parts[i];
-        snprintf(name, sizeof(name), "blk.%u.%s%s", layer, t.name,
-                 strchr(t.name, '.') ? "" : ".weight");
+        struct mat t = parts.v[i];
+        int n = snprintf(name, sizeof(name), "blk.%u.%s%s", layer, t.name,
+                         strchr(t.name, '.') ? "" : ".weight");
+        if (name[n - 1] == '.')
+            name[n - 1] = 0;
         t.name = name;
         r = t.n_out ? put_mat(m, names, t) : put_vec(m, names, name, t.n_in);
     }
@@ -266,6 +340,25 @@ static const char *arch_key(const struct shape *h, const char *name)
     return key;
 }
 
+static void put_delta_keys(struct maker *m)
+{
+    static const int32_t sections[] = {11, 11, 10, 0}; // of the rotation, for images
+    const struct shape *h = m->shape;
+    const struct {
+        const char *name;
+        uint32_t value;
+    } keys[] = {{"full_attention_interval", DELTA_FULL_EVERY},
+                {"expert_shared_feed_forward_length", h->n_ff},
+                {"ssm.conv_kernel", DELTA_TAPS},
+                {"ssm.state_size", h->delta.dim},
+                {"ssm.group_count", h->delta.n_k_heads},
+                {"ssm.time_step_rank", h->delta.n_v_heads},
+                {"ssm.inner_size", h->delta.n_v_heads * h->delta.dim}};
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++)
+        gguf_write_int(m->w, arch_key(h, keys[i].name), GGUF_U32, keys[i].value);
+    gguf_write_array(m->w, arch_key(h, "rope.dimension_sections"), GGUF_I32, sections, 4);
+}
+
 static void put_keys(struct maker *m)
 {
     const struct shape *h = m->shape;
@@ -288,7 +381,7 @@ static void put_keys(struct maker *m)
           {"attention.head_count_kv", h->n_kv_heads},
           {"attention.key_length", h->head_dim},
           {"attention.value_length", h->head_dim},
-          {"rope.dimension_count", h->head_dim},
+          {"rope.dimension_count", h->delta.dim ? h->head_dim / 4 : h->head_dim},
           {"expert_count", h->n_experts},
           {"expert_used_count", h->n_used},
           {"expert_feed_forward_length", h->n_ff},
@@ -306,6 +399,8 @@ static void put_keys(struct maker *m)
     gguf_write_float(m->w, arch_key(h, "attention.layer_norm_rms_epsilon"), 1e-5f);
     if (h->window)
         gguf_write_int(m->w, arch_key(h, "attention.sliding_window"), GGUF_U32, h->window);
+    if (h->delta.dim)
+        put_delta_keys(m);
 }
 
 /* A word of three or four syllables, preceded by SentencePiece's space; different for each n. */

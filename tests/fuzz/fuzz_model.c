@@ -17,7 +17,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-#define MAX_KEYS 32
+#define MAX_KEYS 48
 #define MAX_TENSORS 64
 #define MAX_VOCAB 300
 #define MAX_FILE (8u << 20)
@@ -87,7 +87,8 @@ struct file {
     const char *arch;
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
     uint32_t n_experts, n_expert_ff; // 0: none
-    enum gguf_type type;             // of matrices whose rows fit it
+    uint32_t full_every, n_delta_k_heads, n_delta_v_heads, delta_dim, n_taps;
+    enum gguf_type type; // of matrices whose rows fit it
     uint32_t version;
     uint64_t n_keys_told, n_tensors_told; // added to the true numbers
     struct key keys[MAX_KEYS];
@@ -200,7 +201,7 @@ static void add_experts(struct file *f, uint32_t l)
         layer_tensor(f, l, "ffn_up_exps.bias", f->n_expert_ff, f->n_experts);
         layer_tensor(f, l, "ffn_down_exps.bias", f->n_embd, f->n_experts);
     }
-    if (!is(f, "qwen2moe"))
+    if (!is(f, "qwen2moe") && !is(f, "qwen35moe"))
         return;
     layer_tensor(f, l, "ffn_gate_inp_shexp.weight", f->n_embd, 0);
     layer_tensor(f, l, "ffn_gate_shexp.weight", f->n_embd, f->n_ff);
@@ -215,20 +216,48 @@ static void add_feed_forward(struct file *f, uint32_t l)
     layer_tensor(f, l, "ffn_down.weight", f->n_ff, f->n_embd);
 }
 
-static void add_layer(struct file *f, uint32_t l)
+static bool has_delta(const struct file *f)
+{
+    return is(f, "qwen35") || is(f, "qwen35moe");
+}
+
+static void add_delta(struct file *f, uint32_t l)
+{
+    const uint32_t n_values = f->n_delta_v_heads * f->delta_dim;
+    const uint32_t channels = 2 * f->n_delta_k_heads * f->delta_dim + n_values;
+    layer_tensor(f, l, "attn_qkv.weight", f->n_embd, channels);
+    layer_tensor(f, l, "attn_gate.weight", f->n_embd, n_values);
+    layer_tensor(f, l, "ssm_beta.weight", f->n_embd, f->n_delta_v_heads);
+    layer_tensor(f, l, "ssm_alpha.weight", f->n_embd, f->n_delta_v_heads);
+    layer_tensor(f, l, "ssm_conv1d.weight", f->n_taps, channels);
+    layer_tensor(f, l, "ssm_dt.bias", f->n_delta_v_heads, 0);
+    layer_tensor(f, l, "ssm_a", f->n_delta_v_heads, 0);
+    layer_tensor(f, l, "ssm_norm.weight", f->delta_dim, 0);
+    layer_tensor(f, l, "ssm_out.weight", n_values, f->n_embd);
+}
+
+static void plan_delta(struct file *f, struct input *in)
+{
+    f->full_every = 1 + (uint32_t)take_below(in, f->n_layers);
+    f->n_delta_k_heads = 1 + (uint32_t)take_below(in, 3);
+    f->n_delta_v_heads = f->n_delta_k_heads * (1 + (uint32_t)take_below(in, 2));
+    f->delta_dim = 16 * (1 + (uint32_t)take_below(in, 3));
+    f->n_taps = 1 + (uint32_t)take_below(in, KV_MAX_TAPS);
+    param(f, "full_attention_interval", GGUF_U32, f->full_every);
+    param(f, "ssm.group_count", GGUF_U32, f->n_delta_k_heads);
+    param(f, "ssm.time_step_rank", GGUF_U32, f->n_delta_v_heads);
+    param(f, "ssm.state_size", GGUF_U32, f->delta_dim);
+    param(f, "ssm.inner_size", GGUF_U32, f->n_delta_v_heads * f->delta_dim);
+    param(f, "ssm.conv_kernel", GGUF_U32, f->n_taps);
+}
+
+static void add_attention(struct file *f, uint32_t l)
 {
     uint32_t n_q = f->n_heads * f->head_dim, n_kv = f->n_kv_heads * f->head_dim;
-    layer_tensor(f, l, "attn_norm.weight", f->n_embd, 0);
-    layer_tensor(f, l, "attn_q.weight", f->n_embd, n_q);
+    layer_tensor(f, l, "attn_q.weight", f->n_embd, has_delta(f) ? 2 * n_q : n_q);
     layer_tensor(f, l, "attn_k.weight", f->n_embd, n_kv);
     layer_tensor(f, l, "attn_v.weight", f->n_embd, n_kv);
     layer_tensor(f, l, "attn_output.weight", n_q, f->n_embd);
-    layer_tensor(f, l, is(f, "gpt-oss") ? "post_attention_norm.weight" : "ffn_norm.weight",
-                 f->n_embd, 0);
-    if (f->n_experts)
-        add_experts(f, l);
-    else
-        add_feed_forward(f, l);
     if (is(f, "gpt-oss")) {
         layer_tensor(f, l, "attn_output.bias", f->n_embd, 0);
         layer_tensor(f, l, "attn_sinks.weight", f->n_heads, 0);
@@ -241,6 +270,21 @@ static void add_layer(struct file *f, uint32_t l)
         layer_tensor(f, l, "attn_q_norm.weight", f->head_dim, 0);
         layer_tensor(f, l, "attn_k_norm.weight", f->head_dim, 0);
     }
+}
+
+static void add_layer(struct file *f, uint32_t l)
+{
+    const bool is_post = is(f, "gpt-oss") || has_delta(f);
+    layer_tensor(f, l, "attn_norm.weight", f->n_embd, 0);
+    layer_tensor(f, l, is_post ? "post_attention_norm.weight" : "ffn_norm.weight", f->n_embd, 0);
+    if (has_delta(f) && (l + 1) % f->full_every)
+        add_delta(f, l);
+    else
+        add_attention(f, l);
+    if (f->n_experts)
+        add_experts(f, l);
+    else
+        add_feed_forward(f, l);
 }
 
 static void add_vocab(struct file *f, enum tok_kind kind)
@@ -296,9 +340,9 @@ static void plan_file(struct file *f, struct input *in)
     static const struct {
         const char *name;
         bool has_experts;
-    } archs[] = {{"llama", false},   {"qwen2", false},     {"qwen3", false},
-                 {"llama", true},    {"qwen2moe", true},   {"qwen3moe", true},
-                 {"qwen3vl", false}, {"qwen3vlmoe", true}, {"gpt-oss", true}};
+    } archs[] = {{"llama", false},   {"qwen2", false},   {"qwen3", false},   {"llama", true},
+                 {"qwen2moe", true}, {"qwen3moe", true}, {"qwen3vl", false}, {"qwen3vlmoe", true},
+                 {"gpt-oss", true},  {"qwen35", false},  {"qwen35moe", true}};
     const uint64_t arch = take_below(in, ARRAY_LEN(archs));
     f->version = 3;
     f->arch = archs[arch].name;
@@ -327,6 +371,8 @@ static void plan_file(struct file *f, struct input *in)
         plan_experts(f, in);
     if (is(f, "gpt-oss"))
         param(f, "attention.sliding_window", GGUF_U32, 1 + take_below(in, 40));
+    if (has_delta(f))
+        plan_delta(f, in);
     add_rope(f, in);
     add_vocab(f, (enum tok_kind)(TOK_NORMAL + take_below(in, TOK_BYTE)));
     if (take(in, 1) & 1)
@@ -496,7 +542,7 @@ static void pass(struct runner *r, struct kv_seq *seq, uint32_t n)
     if (kv_grow(r->kv, seq, n) < 0)
         abort();
     pass_plan_clear(&r->plan);
-    pass_plan_add_chain(&r->plan, pass_plan_add_seq(&r->plan, seq), tokens, pos, n, 1);
+    pass_plan_add_chain(&r->plan, pass_plan_add_seq(&r->plan, seq, 0), tokens, pos, n, 1);
     forward_run(r->forward, &r->plan);
 }
 

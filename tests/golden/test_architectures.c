@@ -113,6 +113,17 @@ static void experts_are_as_defined(void **state)
 }
 
 /* Activations of 8 bits per 32 have an error near 0.5 % per matrix; bf16 rounds to 0.2 %. */
+static void qwen35_is_as_defined(void **state)
+{
+    (void)state;
+    struct tiny t = {.arch = "qwen35", .seed = 17, .n_layers = 4, .rope_dim = 16};
+    check(&t, "F32", FLOAT_TOLERANCE);
+    t.n_layers = 3;
+    check(&t, "a delta net last", FLOAT_TOLERANCE);
+    t = (struct tiny){.arch = "qwen35moe", .seed = 18, .rope_dim = 16};
+    check(&t, "F32", FLOAT_TOLERANCE);
+}
+
 static void every_weight_type_is_as_defined(void **state)
 {
     (void)state;
@@ -162,6 +173,7 @@ int main(void)
         cmocka_unit_test(qwen2_is_as_defined),
         cmocka_unit_test(qwen3_is_as_defined),
         cmocka_unit_test(experts_are_as_defined),
+        cmocka_unit_test(qwen35_is_as_defined),
         cmocka_unit_test(every_weight_type_is_as_defined),
         cmocka_unit_test(types_may_differ_by_tensor),
         cmocka_unit_test(a_wrong_definition_is_far_off),

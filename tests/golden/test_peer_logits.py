@@ -26,7 +26,11 @@ TOOL = os.path.join(os.environ.get("TANDEM_BIN", "build/release"), "tests", "log
 
 EMBD, FF, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 256, 512, 2, 8, 2, 32, 96
 EXPERTS, USED, EXPERT_FF, SHARED_FF, WINDOW = 8, 3, 512, 768, 16
-ARCHS = ("gpt-oss", "llama", "mixtral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe")
+K_HEADS, V_HEADS, DELTA, TAPS = 2, 4, 32, 4  # of a gated delta net
+ARCHS = ("gpt-oss", "llama", "mixtral", "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe",
+         "qwen3next", "qwen3vl", "qwen3vlmoe")
+WITH_SHARED = ("qwen2moe", "qwen35moe", "qwen3next")
+WITH_DELTA = ("qwen35", "qwen35moe", "qwen3next")
 TOKENS = [random.Random(i).randrange(VOCAB) for i in range(48)]
 
 
@@ -48,12 +52,12 @@ def name_of(arch):
 
 
 def has_experts(arch):
-    return arch in ("mixtral", "gpt-oss") or arch.endswith("moe")
+    return arch in ("mixtral", "gpt-oss", "qwen3next") or arch.endswith("moe")
 
 
 def feed_forward(arch, at):
     """Beside experts it is the shared one."""
-    if arch == "qwen2moe" or not has_experts(arch):
+    if arch in WITH_SHARED or not has_experts(arch):
         kind, ff = ("_shexp", SHARED_FF) if has_experts(arch) else ("", FF)
         yield at + "ffn_gate%s.weight" % kind, EMBD, ff, 0, EMBD**-0.5
         yield at + "ffn_up%s.weight" % kind, EMBD, ff, 0, EMBD**-0.5
@@ -68,34 +72,55 @@ def feed_forward(arch, at):
         yield at + "ffn_gate_exps.bias", EXPERT_FF, EXPERTS, 0, 0.5
         yield at + "ffn_up_exps.bias", EXPERT_FF, EXPERTS, 0, 0.5
         yield at + "ffn_down_exps.bias", EMBD, EXPERTS, 0, 0.5
-    if arch == "qwen2moe":
+    if arch in WITH_SHARED:
         yield at + "ffn_gate_inp_shexp.weight", EMBD, 0, 0, EMBD**-0.5
+
+
+def delta_net(arch, at):
+    channels, values = (2 * K_HEADS + V_HEADS) * DELTA, V_HEADS * DELTA
+    yield at + "attn_qkv.weight", EMBD, channels, 0, 1.5 * EMBD**-0.5
+    yield at + "attn_gate.weight", EMBD, values, 0, EMBD**-0.5
+    yield at + "ssm_conv1d.weight", TAPS, channels, 0.1, 0.5
+    yield at + "ssm_dt.bias", V_HEADS, 0, -1, 1
+    yield at + "ssm_a", V_HEADS, 0, -0.5, 0.15
+    if arch == "qwen3next":
+        yield at + "ssm_ba.weight", EMBD, 2 * V_HEADS, 0, EMBD**-0.5
+    else:
+        yield at + "ssm_beta.weight", EMBD, V_HEADS, 0, EMBD**-0.5
+        yield at + "ssm_alpha.weight", EMBD, V_HEADS, 0, EMBD**-0.5
+    yield at + "ssm_norm.weight", DELTA, 0, 1, 0.2
+    yield at + "ssm_out.weight", values, EMBD, 0, values**-0.5
+
+
+def attention(arch, at):
+    n_q, n_kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    yield at + "attn_q.weight", EMBD, n_q * (2 if arch in WITH_DELTA else 1), 0, 1.5 * EMBD**-0.5
+    yield at + "attn_k.weight", EMBD, n_kv, 0, 1.5 * EMBD**-0.5
+    yield at + "attn_v.weight", EMBD, n_kv, 0, EMBD**-0.5
+    yield at + "attn_output.weight", n_q, EMBD, 0, 0.7 * n_q**-0.5
+    if arch.startswith("qwen2") or arch == "gpt-oss":
+        for which, n in (("q", n_q), ("k", n_kv), ("v", n_kv)):
+            yield at + "attn_%s.bias" % which, n, 0, 0, 0.5
+    if arch == "gpt-oss":
+        yield at + "attn_output.bias", EMBD, 0, 0, 0.5
+        yield at + "attn_sinks.weight", HEADS, 0, 0, 2
+    if arch.startswith("qwen3"):
+        yield at + "attn_q_norm.weight", HEAD_DIM, 0, 1.2, 0.2
+        yield at + "attn_k_norm.weight", HEAD_DIM, 0, 1.2, 0.2
 
 
 def tensors(arch):
     """(name, n_in, n_out or 0 or (n_out, experts), mean, deviation)"""
-    n_q, n_kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     yield "token_embd.weight", EMBD, VOCAB, 0, 1
     yield "output_norm.weight", EMBD, 0, 1, 0.2
     yield "output.weight", EMBD, VOCAB, 0, 4 * EMBD**-0.5
     for layer in range(LAYERS):
         at = "blk.%d." % layer
         yield at + "attn_norm.weight", EMBD, 0, 1, 0.2
-        yield at + "attn_q.weight", EMBD, n_q, 0, 1.5 * EMBD**-0.5
-        yield at + "attn_k.weight", EMBD, n_kv, 0, 1.5 * EMBD**-0.5
-        yield at + "attn_v.weight", EMBD, n_kv, 0, EMBD**-0.5
-        yield at + "attn_output.weight", n_q, EMBD, 0, 0.7 * n_q**-0.5
-        yield at + ("post_attention_norm" if arch == "gpt-oss" else "ffn_norm") + ".weight", EMBD, 0, 1, 0.2
+        yield from delta_net(arch, at) if arch in WITH_DELTA and layer % 2 == 0 else attention(arch, at)
+        is_post = arch == "gpt-oss" or arch in WITH_DELTA
+        yield at + ("post_attention_norm" if is_post else "ffn_norm") + ".weight", EMBD, 0, 1, 0.2
         yield from feed_forward(arch, at)
-        if arch.startswith("qwen2") or arch == "gpt-oss":
-            for which, n in (("q", n_q), ("k", n_kv), ("v", n_kv)):
-                yield at + "attn_%s.bias" % which, n, 0, 0, 0.5
-        if arch == "gpt-oss":
-            yield at + "attn_output.bias", EMBD, 0, 0, 0.5
-            yield at + "attn_sinks.weight", HEADS, 0, 0, 2
-        if arch.startswith("qwen3"):
-            yield at + "attn_q_norm.weight", HEAD_DIM, 0, 1.2, 0.2
-            yield at + "attn_k_norm.weight", HEAD_DIM, 0, 1.2, 0.2
 
 
 def numbers_key(name, values):
@@ -120,13 +145,17 @@ def keys(arch, used, rope_base, scaling, window):
     if has_experts(arch):
         numbers += [("expert_count", EXPERTS), ("expert_used_count", used)]
         numbers += [] if arch == "mixtral" else [("expert_feed_forward_length", EXPERT_FF)]
-        numbers += [("expert_shared_feed_forward_length", SHARED_FF)] if arch == "qwen2moe" else []
+        numbers += [("expert_shared_feed_forward_length", SHARED_FF)] if arch in WITH_SHARED else []
     if arch == "mixtral":
         numbers = [(name, EXPERT_FF if name == "feed_forward_length" else value) for name, value in numbers]
     numbers += [("attention.sliding_window", window)] if arch == "gpt-oss" else []
-    is_vl = arch.startswith("qwen3vl")
+    if arch in WITH_DELTA:
+        numbers = [(name, HEAD_DIM // 2 if name == "rope.dimension_count" else value) for name, value in numbers]
+        numbers += [("full_attention_interval", 2), ("ssm.conv_kernel", TAPS), ("ssm.state_size", DELTA),
+                    ("ssm.group_count", K_HEADS), ("ssm.time_step_rank", V_HEADS), ("ssm.inner_size", V_HEADS * DELTA)]
+    has_sections = arch.startswith("qwen3vl") or arch in WITH_DELTA
     arch = name_of(arch)
-    out = [] if not is_vl else [numbers_key(arch + ".rope.dimension_sections", [6, 5, 5, 0])]
+    out = [] if not has_sections else [numbers_key(arch + ".rope.dimension_sections", [6, 5, 5, 0])]
     out += [key("general.architecture", 8, arch), key("tokenizer.ggml.model", 8, "no_vocab"),
            key(arch + ".rope.freq_base", 6, rope_base), key(arch + ".attention.layer_norm_rms_epsilon", 6, 1e-5)]
     out += [key("%s.%s" % (arch, name), 4, value) for name, value in numbers]
@@ -253,6 +282,13 @@ class PeerLogits(unittest.TestCase):
         self.check_mistake("gpt-oss", edit=("gate_inp.bias", lambda x: 0.0))
         self.check_mistake("gpt-oss", edit=("attn_output.bias", lambda x: 0.0))
         self.check_mistake("gpt-oss", edit=("down_exps.bias", lambda x: 0.0))
+
+    def test_mistakes_of_qwen35_are_seen(self):
+        self.check_mistake("qwen35", edit=("ssm_dt.bias", lambda x: 0.0))
+        self.check_mistake("qwen35", edit=("ssm_norm", lambda x: 1.0))
+        self.check_mistake("qwen35", edit=("ssm_beta", lambda x: 0.0))
+        self.check_mistake("qwen35", edit=("ssm_conv1d", lambda x: x + 0.1))
+        self.check_mistake("qwen35", edit=("attn_gate", lambda x: 0.9 * x))
 
     def test_rope_scaling(self):
         self.check_options("llama", scaling="linear")

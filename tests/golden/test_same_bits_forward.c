@@ -225,7 +225,7 @@ static void add_rows(struct crowd *c, uint32_t s, uint32_t n)
     uint32_t from = c->seqs[s].len;
     n = n < N - from ? n : N - from;
     assert_int_equal(kv_grow(c->rig.kv, &c->seqs[s], n), 0);
-    assert_int_equal(pass_plan_add_seq(&c->rig.plan, &c->seqs[s]), s);
+    assert_int_equal(pass_plan_add_seq(&c->rig.plan, &c->seqs[s], 0), s);
     for (uint32_t i = 0; i < n; i++)
         pass_plan_add_chain(&c->rig.plan, s, &c->tokens[s][from + i], from + i, 1, dice(3) > 0);
 }
@@ -317,7 +317,7 @@ static void run_tree(struct model_rig *r, struct kv_seq *seq, uint32_t token, co
     uint32_t base = seq->len;
     assert_int_equal(kv_grow(r->kv, seq, (uint32_t)t->n + 1), 0);
     pass_plan_clear(&r->plan);
-    pass_plan_add_chain(&r->plan, pass_plan_add_seq(&r->plan, seq), &token, base, 1, 1);
+    pass_plan_add_chain(&r->plan, pass_plan_add_seq(&r->plan, seq, 0), &token, base, 1, 1);
     for (int32_t i = 0; i < t->n; i++)
         pass_plan_add_row(&r->plan, (struct pass_row){.token = t->tokens[i],
                                                       .pos = base + depth_of(t, i),
@@ -445,12 +445,12 @@ static void draft_and_roll_back(struct crowd *c, uint32_t n_keep[N_SEQS])
         n_draft = dice(12);
         n_keep[s] = base[s] == N ? 0 : dice(n_draft + 1) + 1;
         if (n_keep[s] == 0) {
-            pass_plan_add_seq(&c->rig.plan, &c->seqs[s]); // without rows
+            pass_plan_add_seq(&c->rig.plan, &c->seqs[s], 0); // without rows
             continue;
         }
         n_keep[s] = n_keep[s] < N - base[s] ? n_keep[s] : N - base[s];
         assert_int_equal(kv_grow(c->rig.kv, &c->seqs[s], 1 + n_draft), 0);
-        pass_plan_add_seq(&c->rig.plan, &c->seqs[s]);
+        pass_plan_add_seq(&c->rig.plan, &c->seqs[s], 0);
         for (uint32_t i = 0; i <= n_draft; i++) { // right tokens up to n_keep, then wrong
             uint32_t token =
                 i < n_keep[s] ? c->tokens[s][base[s] + i] : dice(c->rig.model->params.n_vocab);

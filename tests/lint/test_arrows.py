@@ -18,13 +18,14 @@ GENERATED = os.path.join(os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build"
 TOP = ["common", "gateway", "proposer-svc", "verifier-svc"]
 
 # Included only by a kernel tier: they need its compiler flags and its definitions.
-TIER_TEXT = {f"common/kernel/kernel_{name}.h" for name in ["amx", "attn", "attn_int8", "avx2", "avx512", "body", "int8", "int8_unpack"]}
+TIER_TEXT = {f"common/kernel/kernel_{name}.h" for name in ["amx", "attn", "attn_int8", "avx2", "avx512", "body", "delta", "int8", "int8_unpack"]}
 ROOMS = {  # room: the rooms that it may include besides itself; common/X is written X
     "common/base": "",
     "common/file": "base",
     "common/text": "base file",
     "common/kernel": "base",
-    "common/model": "base file kernel",
+    "common/kv": "base kernel",
+    "common/model": "base file kernel kv",
     "common/rpc": "base proto",
     "common/db": "base",
     "gateway/openai": "base",
@@ -39,15 +40,15 @@ ROOMS = {  # room: the rooms that it may include besides itself; common/X is wri
     "verifier-svc/accept": "model",
     "verifier-svc/control": "base model",
     "verifier-svc/drafts": "base kernel model rpc proto",
-    "verifier-svc/kvdisk": "base db model",
+    "verifier-svc/kvdisk": "base db kv model",
     "verifier-svc/settings": "base kernel model rpc verifier-svc/control verifier-svc/drafts verifier-svc/kvdisk",
-    "verifier-svc/engine": "base file text model proto verifier-svc/accept verifier-svc/control verifier-svc/drafts verifier-svc/kvdisk verifier-svc/settings",
+    "verifier-svc/engine": "base file text kv model proto verifier-svc/accept verifier-svc/control verifier-svc/drafts verifier-svc/kvdisk verifier-svc/settings",
     "verifier-svc/edge": "base rpc proto verifier-svc/engine verifier-svc/settings",
     "verifier-svc": "base rpc verifier-svc/edge verifier-svc/engine verifier-svc/settings",
 }
 # Decisions that take the time and the measurements as arguments: pattern of the files, headers that they may not include.
 PURE = [
-    (r"verifier-svc/(accept|control)/|verifier-svc/engine/(sched|flows)\.", r"base/(clock|log|metrics|pool|queue|svc|process)\.h|model/(forward|kv|runner)\.h"),
+    (r"verifier-svc/(accept|control)/|verifier-svc/engine/(sched|flows)\.", r"base/(clock|log|metrics|pool|queue|svc|process)\.h|(kv|model)/(forward|kv|runner)\.h"),
 ]
 MAX_SOURCES = 25  # .c files of a room
 ONE_DOOR = [  # (pattern of a foreign header's name, pattern of the files that may include it)

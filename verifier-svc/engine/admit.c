@@ -8,6 +8,7 @@
 #include "verifier-svc/engine/continuation.h"
 #include "verifier-svc/engine/engine_impl.h"
 #include "verifier-svc/engine/capacity.h"
+#include "verifier-svc/engine/snapshots.h"
 
 #define MAX_COMPARED 16 // waiting sequences compared with the running ones, which takes time
 /* Sequences that restore at the same time; more would evict the blocks of each other. */
@@ -68,6 +69,7 @@ static void match_prefix(struct engine *e, struct seq *s)
 {
     struct kv_root root = seq_root(s);
     uint32_t n = kv_match(e->loaded->run.kv, &s->kv, &root, s->tokens, s->n - 1);
+    s->n_snapshot = n;
     if (!s->started)
         s->n_cached = n;
 }
@@ -283,14 +285,14 @@ static bool has_same_tenant(const struct request *a, const struct request *b)
     return a->tenant_len == b->tenant_len && memcmp(a->tenant, b->tenant, a->tenant_len) == 0;
 }
 
-/* Rows of the common prefix of s and r: whole blocks, without the last row of s. */
-static uint32_t common_rows(const struct seq *s, const struct seq *r)
+/* Rows of the common prefix of s and r at which s can begin, without the last row of s. */
+static uint32_t common_rows(const struct engine *e, const struct seq *s, const struct seq *r)
 {
     const uint32_t *a = seq_tokens(s), *b = seq_tokens(r);
     uint32_t n = 0, most = min_u32(s->n - 1, r->n);
     while (n < most && a[n] == b[n])
         n++;
-    return n / KV_BLOCK * KV_BLOCK;
+    return snapshots_common(e, n);
 }
 
 /* Whether s still waits for n_rows that another flow computes: at most as long as they take alone.
@@ -310,7 +312,7 @@ static bool awaits_prefix(const struct engine *e, struct seq *s, int64_t now_us)
         const struct seq *r = e->running.v[i];
         if (seq_todo(r) <= 1 || !has_same_tenant(r->req, s->req))
             continue;
-        uint32_t common = common_rows(s, r), done = r->kv.len;
+        uint32_t common = common_rows(e, s, r), done = r->kv.len;
         if (common > done && 2 * (common - done) >= s->n - done &&
             (r->req->place.flow == s->req->place.flow ||
              may_await_flow(e, s, common - done, now_us)))

@@ -33,9 +33,11 @@ static double pass_us(struct trial *t, uint32_t n, uint32_t context)
     kv_release(kv, &t->seq);
     if (kv_grow(kv, &t->seq, context + n) < 0)
         return 0;
+    t->seq.state_len = context; // the state, like K and V, is that of any text
     struct pass_plan *plan = &t->r->plan;
     pass_plan_clear(plan);
-    pass_plan_add_chain(plan, pass_plan_add_seq(plan, &t->seq), t->tokens + t->at, context, n, n);
+    pass_plan_add_chain(plan, pass_plan_add_seq(plan, &t->seq, 0), t->tokens + t->at, context, n,
+                        n);
     t->at = (t->at + n) % MAX_ROWS;
     int64_t from_us = clock_us();
     forward_run(t->r->forward, plan);

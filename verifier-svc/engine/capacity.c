@@ -35,7 +35,10 @@ struct capacity capacity_of_branch(void)
 
 struct capacity capacity_free(const struct engine *e)
 {
+    const uint32_t n_states = e->loaded->run.n_states;
     struct capacity r = {e->options->max_sequences, kv_n_free(e->loaded->run.kv)};
+    if (n_states && n_states < r.seats)
+        r.seats = n_states;
     for (uint32_t i = 0; i < e->running.n; i++)
         capacity_subtract(&r, &(struct capacity){1, owed(e->running.v[i])});
     return r;

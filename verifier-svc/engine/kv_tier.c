@@ -129,6 +129,11 @@ int kv_tier_new(const struct verifier_options *o, const struct loaded_model *loa
     *ret = NULL;
     if (!*o->kv_disk)
         return 0;
+    if (loaded->run.n_states) {
+        log_warn("kv-disk: blocks of a model with recurrent layers are not stored; continuing "
+                 "without it");
+        return 0;
+    }
     AUTO(kv_tier_free) struct kv_tier *t = calloc(1, sizeof(*t));
     if (!t)
         return fail(-ENOMEM, "no memory");

@@ -14,11 +14,12 @@ bool round_is_decoding(const struct seq *s)
     return s->state == SEQ_RUNNING && s->n - s->kv.len == 1;
 }
 
-uint32_t round_draft_allowed(const struct seq *s)
+uint32_t round_draft_allowed(const struct engine *e, const struct seq *s)
 {
     uint32_t left = seq_left(s) - 1; // the round commits one token of the target's own
     uint32_t most = s->req->verify ? DRAFT_MAX_NODES : s->req->k_max;
-    return min_u32(left, min_u32(most, DRAFT_MAX_NODES));
+    uint32_t fits = e->loaded->run.n_states ? KV_MAX_CHAIN : DRAFT_MAX_NODES;
+    return min_u32(left, min_u32(most, fits));
 }
 
 uint32_t round_unread(const struct seq *s)

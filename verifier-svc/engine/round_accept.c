@@ -6,6 +6,7 @@
 #include "base/minmax.h"
 #include "verifier-svc/engine/decide.h"
 #include "verifier-svc/engine/round_impl.h"
+#include "verifier-svc/engine/snapshots.h"
 
 /* ---- counting ---- */
 
@@ -85,6 +86,7 @@ static void index_rows(struct engine *e, struct seq *s)
 {
     struct kv_root root = seq_root(s);
     kv_enter(e->loaded->run.kv, &s->kv, &root, s->tokens, min_u32(s->kv.len, s->n));
+    snapshots_keep(e, s);
 }
 
 /* Commits what was chosen for a sequence. */

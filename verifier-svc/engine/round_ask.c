@@ -11,7 +11,7 @@ static bool may_draft(const struct engine *e, const struct seq *s)
 {
     return e->speculates && round_is_decoding(s) && !s->req->verify &&
            !atomic_load_explicit(&s->req->paused, memory_order_relaxed) &&
-           round_draft_allowed(s) > 0;
+           round_draft_allowed(e, s) > 0;
 }
 
 static void fill_wish(const struct seq *s, uint32_t max_nodes, uint32_t max_depth,
@@ -149,7 +149,7 @@ static uint32_t list_requesting(struct engine *e, int64_t now_us)
         if (!s->wants_draft || seq_n_draft(s) || s->requested_us)
             continue;
         const char *name = *s->req->proposer ? s->req->proposer : e->proposer;
-        uint32_t k_max, allowed = round_draft_allowed(s);
+        uint32_t k_max, allowed = round_draft_allowed(e, s);
         int p = drafts_pick(e->drafts, name, s->id, s->n, now_us, &k_max);
         if (p < 0)
             continue;

@@ -14,8 +14,8 @@
 
 /* The next token of the sequence can be drawn after one more row. */
 bool round_is_decoding(const struct seq *s);
-/* Draft tokens that the request and its limits allow. */
-uint32_t round_draft_allowed(const struct seq *s);
+/* Draft tokens that the request, its limits and the model allow. */
+uint32_t round_draft_allowed(const struct engine *e, const struct seq *s);
 /* Positions that a proposer without this sequence has to read: as many as this service had to
  * run. */
 uint32_t round_unread(const struct seq *s);

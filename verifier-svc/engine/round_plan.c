@@ -3,8 +3,21 @@
 #include "base/minmax.h"
 #include "verifier-svc/engine/capacity.h"
 #include "verifier-svc/engine/round_impl.h"
+#include "verifier-svc/engine/snapshots.h"
 
 /* ---- rows ---- */
+
+/* A recurrent layer has one state, so a tree is verified as a chain. A tree that was drawn cannot
+ * be cut by its tokens, so it is left out. */
+static void cut_to_chain(struct draft *d)
+{
+    if (!draft_branches(d))
+        return;
+    if (d->q)
+        d->n = 0;
+    else
+        draft_keep_likeliest(d);
+}
 
 /* Cuts drafts to what the request allows, and drafts of proposers to what pays. */
 static void cut_drafts(struct engine *e)
@@ -15,7 +28,9 @@ static void cut_drafts(struct engine *e)
         struct seq *s = e->running.v[i];
         if (!seq_n_draft(s) || !round_is_decoding(s) || !seq_todo(s))
             continue;
-        seq_trim_draft(s, round_draft_allowed(s), seq_left(s) - 1);
+        if (e->loaded->run.n_states)
+            cut_to_chain(s->draft);
+        seq_trim_draft(s, round_draft_allowed(e, s), seq_left(s) - 1);
         if (s->proposer == SEQ_NO_PROPOSER)
             continue; // the client's own draft: not the controller's
         e->items[n] = round_item(s, s->n_uncut);
@@ -44,8 +59,11 @@ static void grant_rows(struct engine *e)
     for (uint32_t i = 0; i < e->running.n; i++)
         e->grants[i] = round_wanted(e->running.v[i]);
     sched_grant_rows(&e->sched, e->grants, e->running.n, round_is_shared(e));
-    for (uint32_t i = 0; i < e->running.n; i++)
-        e->running.v[i]->ran = e->grants[i].ran;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *s = e->running.v[i];
+        s->ran = e->grants[i].ran;
+        e->grants[i].rows = min_u32(e->grants[i].rows, snapshots_rows_left(e, s));
+    }
 }
 
 /* ---- KV blocks ---- */
@@ -134,11 +152,12 @@ static void pack(struct engine *e)
     pass_plan_clear(to);
     for (uint32_t p = 0; p < e->n_pass; p++) {
         struct seq *s = e->pass[p];
-        uint32_t from = s->kv.len - (s->kv.len > s->n ? seq_n_draft(s) : 0) - s->n_rows;
-        uint32_t seq = pass_plan_add_seq(to, &s->kv);
+        const uint32_t n_draft = s->kv.len > s->n ? seq_n_draft(s) : 0;
+        const uint32_t from = s->kv.len - n_draft - s->n_rows;
+        const uint32_t seq = pass_plan_add_seq(to, &s->kv, n_draft);
         s->last_row = to->n_rows + s->n_rows - 1;
         pass_plan_add_chain(to, seq, s->tokens + from, from, s->n_rows, from + s->n_rows == s->n);
-        if (s->kv.len > s->n)
+        if (n_draft)
             pack_draft(to, seq, s);
     }
 }

@@ -2,7 +2,7 @@
  *
  *     WAITING ──admitted──▶ RUNNING ──last token, cancel, error──▶ ENDED
  *        ▲  ▲                │   ▲
- *        │  └──preempted─────┘   │ the first choice has run the prompt: all its KV rows but the last are shared
+ *        │  └──preempted─────┘   │ the first choice has run the prompt: its KV rows are shared
  *        └──no blocks────── BRANCH (choices 1 .. n-1 begin here)
  *
  * A preempted sequence keeps its tokens and runs them again later; the bits are the same. All
@@ -17,7 +17,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "model/constraint.h"
-#include "model/kv.h"
+#include "kv/kv.h"
 #include "text/detok.h"
 #include "verifier-svc/accept/accept.h"
 #include "verifier-svc/control/control.h"
@@ -50,6 +50,7 @@ struct seq {
     struct kv_seq kv;    // rows of tokens [0, kv.len); between rounds at most n - 1
     uint32_t n_cached;   // rows of the prompt that were cached when it was admitted
     uint32_t n_restored; // of these, rows that were read from disk for it
+    uint32_t n_snapshot; // rows before its last snapshot (snapshots.h), or that it found
     enum seq_restore restore;
     int64_t restore_until_us;   // after it, continues without these rows; 0: not requested yet
     int64_t share_until_us;     // then starts without rows that another flow computes; 0: unset

@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/mem.h"
-#include "model/kv.h"
+#include "kv/kv.h"
 
 struct kv_store;
 

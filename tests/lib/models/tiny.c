@@ -19,7 +19,9 @@
 #define NORM_EPS 1e-4f
 #define FACTOR 4.0f
 #define ORIGINAL_CONTEXT 64
-#define MAX_TENSORS 64
+#define MAX_TENSORS 128
+#define CHANNELS ((2 * TINY_DELTA_K_HEADS + TINY_DELTA_V_HEADS) * TINY_DELTA_DIM)
+#define N_VALUES (TINY_DELTA_V_HEADS * TINY_DELTA_DIM)
 
 static const char *const dense_names[] = {"ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"};
 static const char *const shared_names[] = {"ffn_gate_shexp.weight", "ffn_up_shexp.weight",
@@ -48,7 +50,7 @@ static bool has_experts(const struct tiny *t)
 
 static bool has_shared_expert(const struct tiny *t)
 {
-    return strcmp(t->arch, "qwen2moe") == 0;
+    return strcmp(t->arch, "qwen2moe") == 0 || strcmp(t->arch, "qwen35moe") == 0;
 }
 
 /* ---- writing ---- */
@@ -141,17 +143,49 @@ static bool has_qkv_bias(const struct tiny *t)
 
 static const char *ffn_norm(const struct tiny *t)
 {
-    return is(t, "gpt-oss") ? "post_attention_norm.weight" : "ffn_norm.weight";
+    return is(t, "gpt-oss") || is(t, "qwen35") ? "post_attention_norm.weight" : "ffn_norm.weight";
+}
+
+/* The output of attention has a gate for each head. */
+static bool has_gate(const struct tiny *t)
+{
+    return is(t, "qwen35");
+}
+
+static bool has_delta(const struct tiny *t, uint32_t layer)
+{
+    return is(t, "qwen35") && layer % 2 == 0;
+}
+
+static void list_delta(struct list *l, const struct tiny *o, uint32_t i)
+{
+    mat(l, in_layer(i, "attn_qkv.weight"), o->type, TINY_EMBD, CHANNELS, 1.5f);
+    mat(l, in_layer(i, "attn_gate.weight"), o->type, TINY_EMBD, N_VALUES, 1);
+    mat(l, in_layer(i, "ssm_beta.weight"), o->type, TINY_EMBD, TINY_DELTA_V_HEADS, 1);
+    mat(l, in_layer(i, "ssm_alpha.weight"), o->type, TINY_EMBD, TINY_DELTA_V_HEADS, 1);
+    mat(l, in_layer(i, "ssm_out.weight"), o->type, N_VALUES, TINY_EMBD, 1);
+    mat(l, in_layer(i, "ssm_conv1d.weight"), KERNEL_F32, TINY_TAPS, CHANNELS, 1);
+    vec(l, o, in_layer(i, "ssm_dt.bias"), TINY_DELTA_V_HEADS, -1, 0.5f);
+    vec(l, o, in_layer(i, "ssm_a"), TINY_DELTA_V_HEADS, -0.5f, 0.2f);
+    vec(l, o, in_layer(i, "ssm_norm.weight"), TINY_DELTA_DIM, 1, 0.2f);
+}
+
+static void list_attention(struct list *l, const struct tiny *o, uint32_t i, enum kernel_type other)
+{
+    mat(l, in_layer(i, "attn_q.weight"), o->type, TINY_EMBD, has_gate(o) ? 2 * N_Q : N_Q, 1.5f);
+    mat(l, in_layer(i, "attn_k.weight"), o->type, TINY_EMBD, N_KV, 1.5f);
+    mat(l, in_layer(i, "attn_v.weight"), other, TINY_EMBD, N_KV, 1);
+    mat(l, in_layer(i, "attn_output.weight"), o->type, N_Q, TINY_EMBD, 0.7f);
 }
 
 static void list_layer(struct list *l, const struct tiny *o, uint32_t i)
 {
     enum kernel_type other = o->mixed ? o->head_type : o->type;
     vec(l, o, in_layer(i, "attn_norm.weight"), TINY_EMBD, 1, 0.2f);
-    mat(l, in_layer(i, "attn_q.weight"), o->type, TINY_EMBD, N_Q, 1.5f);
-    mat(l, in_layer(i, "attn_k.weight"), o->type, TINY_EMBD, N_KV, 1.5f);
-    mat(l, in_layer(i, "attn_v.weight"), other, TINY_EMBD, N_KV, 1);
-    mat(l, in_layer(i, "attn_output.weight"), o->type, N_Q, TINY_EMBD, 0.7f);
+    if (has_delta(o, i))
+        list_delta(l, o, i);
+    else
+        list_attention(l, o, i, other);
     vec(l, o, in_layer(i, ffn_norm(o)), TINY_EMBD, 1, 0.2f);
     list_feed_forward(l, o, i, other);
     if (has_qkv_bias(o)) {
@@ -163,7 +197,7 @@ static void list_layer(struct list *l, const struct tiny *o, uint32_t i)
         vec(l, o, in_layer(i, "attn_output.bias"), TINY_EMBD, 0, 0.5f);
         vec(l, o, in_layer(i, "attn_sinks.weight"), TINY_HEADS, 0, 2);
     }
-    if (is(o, "qwen3")) {
+    if (is(o, "qwen3") && !has_delta(o, i)) {
         vec(l, o, in_layer(i, "attn_q_norm.weight"), TINY_HEAD_DIM, 1.2f, 0.2f);
         vec(l, o, in_layer(i, "attn_k_norm.weight"), TINY_HEAD_DIM, 1.2f, 0.2f);
     }
@@ -213,6 +247,14 @@ static void write_keys(struct gguf_write *w, const struct tiny *o)
         key_int(w, o, "attention.sliding_window", TINY_WINDOW);
     if (has_shared_expert(o))
         key_int(w, o, "expert_shared_feed_forward_length", TINY_SHARED_FF);
+    if (is(o, "qwen35")) {
+        key_int(w, o, "full_attention_interval", 2);
+        key_int(w, o, "ssm.group_count", TINY_DELTA_K_HEADS);
+        key_int(w, o, "ssm.time_step_rank", TINY_DELTA_V_HEADS);
+        key_int(w, o, "ssm.state_size", TINY_DELTA_DIM);
+        key_int(w, o, "ssm.inner_size", N_VALUES);
+        key_int(w, o, "ssm.conv_kernel", TINY_TAPS);
+    }
     if (o->more.name) {
         snprintf(key, sizeof(key), "%s.%s", o->arch, o->more.name);
         if (o->more.kind == GGUF_FLOAT32)
@@ -429,6 +471,8 @@ static double as_stored(double x)
 
 struct cache {
     double k[TINY_CONTEXT][N_KV], v[TINY_CONTEXT][N_KV];
+    double inputs[TINY_CONTEXT][CHANNELS]; // of the delta net's convolution
+    double states[TINY_DELTA_V_HEADS][TINY_DELTA_DIM][TINY_DELTA_DIM]; // [key][value]
 };
 
 /* Positions from `first` on. */
@@ -458,12 +502,18 @@ static void plain_attend(const double *q, const struct cache *c, uint32_t first,
 static void plain_attention(const struct tiny *t, const struct checkpoint *g, uint32_t layer,
                             uint32_t pos, struct cache *c, double *x)
 {
-    double h[TINY_EMBD], q[N_Q], out[N_Q];
+    double h[TINY_EMBD], q[2 * N_Q], gates[N_Q], out[N_Q];
     char b[3][48] = {{0}};
     for (int i = 0; i < 3 && has_qkv_bias(t); i++)
         snprintf(b[i], sizeof(b[i]), "blk.%u.attn_%c.bias", layer, "qkv"[i]);
     plain_norm(g, in_layer(layer, "attn_norm.weight"), TINY_EMBD, x, h);
-    plain_apply(g, in_layer(layer, "attn_q.weight"), b[0], h, TINY_EMBD, N_Q, q);
+    plain_apply(g, in_layer(layer, "attn_q.weight"), b[0], h, TINY_EMBD,
+                has_gate(t) ? 2 * N_Q : N_Q, q);
+    for (uint32_t i = 0; i < N_Q && has_gate(t); i++) {
+        const uint32_t head = i / TINY_HEAD_DIM * TINY_HEAD_DIM;
+        q[i] = q[head + i];
+        gates[i] = q[head + TINY_HEAD_DIM + i];
+    }
     plain_apply(g, in_layer(layer, "attn_k.weight"), b[1], h, TINY_EMBD, N_KV, c->k[pos]);
     plain_apply(g, in_layer(layer, "attn_v.weight"), b[2], h, TINY_EMBD, N_KV, c->v[pos]);
     for (uint32_t i = 0; i < TINY_HEADS + TINY_KV_HEADS; i++) {
@@ -484,8 +534,81 @@ static void plain_attention(const struct tiny *t, const struct checkpoint *g, ui
     for (uint32_t i = 0; i < TINY_HEADS; i++)
         plain_attend(q, c, has_window && pos >= TINY_WINDOW ? pos - TINY_WINDOW + 1 : 0, pos, i,
                      sinks, out);
+    for (uint32_t i = 0; i < N_Q && has_gate(t); i++)
+        out[i] /= 1 + exp(-gates[i]);
     snprintf(b[0], sizeof(b[0]), "blk.%u.attn_output.bias", layer);
     plain_apply(g, in_layer(layer, "attn_output.weight"), b[0], out, N_Q, TINY_EMBD, h);
+    for (uint32_t i = 0; i < TINY_EMBD; i++)
+        x[i] += h[i];
+}
+
+/* A position's queries, keys and values after the convolution. */
+static void plain_convolve(const struct checkpoint *g, uint32_t layer, uint32_t pos,
+                           const struct cache *c, double *y)
+{
+    AUTO(mem_free) float *w = tensor_of(g, in_layer(layer, "ssm_conv1d.weight"));
+    for (uint32_t i = 0; i < CHANNELS; i++) {
+        y[i] = 0;
+        for (uint32_t j = 0; j < TINY_TAPS; j++)
+            if (pos + j >= TINY_TAPS - 1)
+                y[i] += (double)w[i * TINY_TAPS + j] * c->inputs[pos + j - (TINY_TAPS - 1)][i];
+        y[i] /= 1 + exp(-y[i]);
+    }
+    for (uint32_t head = 0; head < 2 * TINY_DELTA_K_HEADS; head++) {
+        double sum = 0;
+        for (uint32_t i = 0; i < TINY_DELTA_DIM; i++)
+            sum += y[head * TINY_DELTA_DIM + i] * y[head * TINY_DELTA_DIM + i];
+        for (uint32_t i = 0; i < TINY_DELTA_DIM; i++)
+            y[head * TINY_DELTA_DIM + i] /= sqrt(sum + (double)NORM_EPS);
+    }
+}
+
+/* out (TINY_DELTA_DIM) of one value head. */
+static void plain_delta_head(double s[][TINY_DELTA_DIM], const double *q, const double *k,
+                             const double *v, double decay, double beta, double *out)
+{
+    for (uint32_t i = 0; i < TINY_DELTA_DIM; i++) {
+        double there = 0;
+        for (uint32_t j = 0; j < TINY_DELTA_DIM; j++)
+            there += k[j] * decay * s[j][i];
+        out[i] = 0;
+        for (uint32_t j = 0; j < TINY_DELTA_DIM; j++) {
+            s[j][i] = decay * s[j][i] + k[j] * beta * (v[i] - there);
+            out[i] += q[j] * s[j][i] / sqrt(TINY_DELTA_DIM);
+        }
+    }
+}
+
+static void plain_delta(const struct checkpoint *g, uint32_t layer, uint32_t pos, struct cache *c,
+                        double *x)
+{
+    double h[TINY_EMBD], y[CHANNELS], z[N_VALUES], out[N_VALUES];
+    double beta[TINY_DELTA_V_HEADS], alpha[TINY_DELTA_V_HEADS];
+    AUTO(mem_free) float *dt = tensor_of(g, in_layer(layer, "ssm_dt.bias"));
+    AUTO(mem_free) float *a = tensor_of(g, in_layer(layer, "ssm_a"));
+    plain_norm(g, in_layer(layer, "attn_norm.weight"), TINY_EMBD, x, h);
+    plain_apply(g, in_layer(layer, "attn_qkv.weight"), NULL, h, TINY_EMBD, CHANNELS,
+                c->inputs[pos]);
+    plain_apply(g, in_layer(layer, "attn_gate.weight"), NULL, h, TINY_EMBD, N_VALUES, z);
+    plain_apply(g, in_layer(layer, "ssm_beta.weight"), NULL, h, TINY_EMBD, TINY_DELTA_V_HEADS,
+                beta);
+    plain_apply(g, in_layer(layer, "ssm_alpha.weight"), NULL, h, TINY_EMBD, TINY_DELTA_V_HEADS,
+                alpha);
+    plain_convolve(g, layer, pos, c, y);
+    for (uint32_t head = 0; head < TINY_DELTA_V_HEADS; head++) {
+        const double *q = y + head % TINY_DELTA_K_HEADS * TINY_DELTA_DIM;
+        double *to = out + head * TINY_DELTA_DIM;
+        plain_delta_head(c->states[head], q, q + TINY_DELTA_K_HEADS * TINY_DELTA_DIM,
+                         y + (2 * TINY_DELTA_K_HEADS + head) * TINY_DELTA_DIM,
+                         exp((double)a[head] * log1p(exp(alpha[head] + (double)dt[head]))),
+                         1 / (1 + exp(-beta[head])), to);
+        plain_norm(g, in_layer(layer, "ssm_norm.weight"), TINY_DELTA_DIM, to, to);
+        for (uint32_t i = 0; i < TINY_DELTA_DIM; i++) {
+            const double gate = z[head * TINY_DELTA_DIM + i];
+            to[i] *= gate / (1 + exp(-gate));
+        }
+    }
+    plain_apply(g, in_layer(layer, "ssm_out.weight"), NULL, out, N_VALUES, TINY_EMBD, h);
     for (uint32_t i = 0; i < TINY_EMBD; i++)
         x[i] += h[i];
 }
@@ -529,8 +652,8 @@ static void plain_swiglu(const struct checkpoint *g, uint32_t layer, const char 
         x[i] += factor * out[i];
 }
 
-/* The experts of the largest probabilities. For qwen3moe and gpt-oss, these are divided by their
- * sum. */
+/* The experts of the largest probabilities. For qwen3moe, qwen35moe and gpt-oss, these are divided
+ * by their sum. */
 static void plain_experts(const struct tiny *t, const struct checkpoint *g, uint32_t layer,
                           const double *h, double *x)
 {
@@ -585,7 +708,10 @@ void tiny_logits(const struct tiny *t, const void *file, size_t len, const uint3
         for (uint32_t i = 0; i < TINY_EMBD; i++)
             x[i] = embd[tokens[pos] * TINY_EMBD + i];
         for (uint32_t l = 0; l < n_layers(t); l++) {
-            plain_attention(t, g, l, pos, &caches[l], x);
+            if (has_delta(t, l))
+                plain_delta(g, l, pos, &caches[l], x);
+            else
+                plain_attention(t, g, l, pos, &caches[l], x);
             plain_ff(t, g, l, x);
         }
         plain_norm(g, "output_norm.weight", TINY_EMBD, x, x);

@@ -8,7 +8,8 @@
 #include "file/gguf.h"
 
 struct tiny {
-    /* "llama", "qwen2", "qwen3"; with experts "gpt-oss", "qwen2moe", "qwen3moe" */
+    /* "llama", "qwen2", "qwen3", "qwen35"; with experts "gpt-oss", "qwen2moe", "qwen3moe",
+     * "qwen35moe" */
     const char *arch;
     enum kernel_type type;      // of all matrices
     enum kernel_type head_type; // of the embedding, and of the head
@@ -38,6 +39,11 @@ struct tiny {
 #define TINY_EXPERT_FF 512
 #define TINY_SHARED_FF 768
 #define TINY_WINDOW 24 // of the even layers of gpt-oss
+/* Of the gated delta net, in the even layers of qwen35. */
+#define TINY_DELTA_K_HEADS 2
+#define TINY_DELTA_V_HEADS 4
+#define TINY_DELTA_DIM 32
+#define TINY_TAPS 4
 #define TINY_CONTEXT 512
 
 /* The bytes of the file, aligned for readers; free them. */

@@ -29,6 +29,8 @@ static void build(struct model_rig *r, const struct model_rig_options *opt)
     must(tune_model(r->model, r->pool, NULL, &r->tune), "tune_model");
     const struct kv_shape shape = model_kv_shape(r->model, opt->kv_type);
     must(kv_new(&shape, opt->n_blocks ? opt->n_blocks : 128, &r->kv), "kv_new");
+    if (kv_bytes_state(&shape))
+        must(kv_open_states(r->kv, MODEL_RIG_MAX_SEQS), "kv_open_states");
     must(forward_new(r->model, kv_bytes_of(r->kv), r->pool,
                      &(struct forward_options){.max_rows = r->max_rows,
                                                .max_logits = r->max_rows,
@@ -80,7 +82,8 @@ static void feed_chunk(struct model_rig *r, struct kv_seq *seq, const uint32_t *
     uint32_t at = seq->len;
     must(kv_grow(r->kv, seq, n), "kv_grow");
     pass_plan_clear(&r->plan);
-    pass_plan_add_chain(&r->plan, pass_plan_add_seq(&r->plan, seq), tokens, at, n, logits ? n : 0);
+    pass_plan_add_chain(&r->plan, pass_plan_add_seq(&r->plan, seq, 0), tokens, at, n,
+                        logits ? n : 0);
     forward_run(r->forward, &r->plan);
     for (uint32_t i = 0; i < n && logits; i++)
         memcpy(logits + i * n_vocab, forward_logits(r->forward, i), n_vocab * sizeof(*logits));
@@ -100,7 +103,7 @@ const float *model_rig_step(struct model_rig *r, struct kv_seq *seq, uint32_t to
     uint32_t at = seq->len;
     must(kv_grow(r->kv, seq, 1), "kv_grow");
     pass_plan_clear(&r->plan);
-    pass_plan_add_chain(&r->plan, pass_plan_add_seq(&r->plan, seq), &token, at, 1, 1);
+    pass_plan_add_chain(&r->plan, pass_plan_add_seq(&r->plan, seq, 0), &token, at, 1, 1);
     forward_run(r->forward, &r->plan);
     return forward_logits(r->forward, 0);
 }

@@ -69,7 +69,7 @@ static void fill_activations(struct runner *r, uint32_t n_rows)
     assert_int_equal(kv_seq_init(&seq, n_rows), 0);
     assert_int_equal(kv_grow(r->kv, &seq, n_rows), 0);
     pass_plan_clear(&r->plan);
-    pass_plan_add_seq(&r->plan, &seq);
+    pass_plan_add_seq(&r->plan, &seq, 0);
     for (uint32_t i = 0; i < n_rows; i++)
         pass_plan_add_row(&r->plan, (struct pass_row){0, 300 + i, i, i, -1, i < r->max_logits});
     forward_run(r->forward, &r->plan);

@@ -8,7 +8,7 @@
 #include "lib/lib.h"
 #include "lib/rigs/services.h"
 #include "lib/clients/topic.h"
-#include "model/kv.h"
+#include "kv/kv.h"
 
 #define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 #define N_PROMPT 200

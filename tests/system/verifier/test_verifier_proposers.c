@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "lib/oracles/figures.h"
 #include "lib/clients/proposers.h"
-#include "model/kv.h"
+#include "kv/kv.h"
 #include "lib/rigs/verifier_rig.h"
 
 /* On a busy machine all drafts of a request may be late. A proposer that is late three times in a

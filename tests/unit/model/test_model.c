@@ -365,6 +365,59 @@ static void numbers_out_of_range_are_refused(void **state)
     }
 }
 
+static void delta_nets_that_cannot_be_are_refused(void **state)
+{
+    (void)state;
+    const struct {
+        const char *key;
+        uint32_t value;
+        int error;
+        const char *words;
+    } cases[] = {
+        {"qwen35.ssm.group_count", 0, -EINVAL, "group_count is 0, not 1 .. 1024"},
+        {"qwen35.ssm.group_count", 3, -ENOTSUP, "4 value heads of 32 with 3 key heads"},
+        {"qwen35.ssm.time_step_rank", 6, -EINVAL, "inner_size is 128, not 6 heads of 32"},
+        {"qwen35.ssm.time_step_rank", UINT32_MAX, -EINVAL, "not 1 .. 1024"},
+        {"qwen35.ssm.state_size", 24, -ENOTSUP, "4 value heads of 24 with 2 key heads"},
+        {"qwen35.ssm.state_size", 64, -EINVAL, "inner_size is 128, not 4 heads of 64"},
+        {"qwen35.ssm.inner_size", 0, -EINVAL, "inner_size is 0, not 1 .. "},
+        {"qwen35.ssm.conv_kernel", 5, -EINVAL, "conv_kernel is 5, not 1 .. 4"},
+        {"qwen35.ssm.conv_kernel", 3, -EINVAL, "ssm_conv1d.weight is 4 x 256 x 1 x 1, must be 3"},
+        {"qwen35.full_attention_interval", 0, -EINVAL, "full_attention_interval is 0, not 1"},
+        {"qwen35.full_attention_interval", 3, -ENOTSUP, "none of the 2 layers has attention"},
+        {"qwen35.full_attention_interval", 1, -EINVAL, "blk.0.attn_q_norm.weight is missing"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct file f = file_of("qwen35");
+        set_u32(f, cases[i].key, cases[i].value);
+        assert_refused(f, cases[i].error, cases[i].words);
+    }
+    struct file f = file_of("qwen35");
+    rename_in(f, "blk.0.ssm_dt.bias", "blk.0.ssm_xt.bias");
+    assert_refused(f, -EINVAL, "blk.0.ssm_dt.bias is missing");
+}
+
+/* The layers that guess further tokens are the last ones of block_count. */
+static void layers_that_guess_further_tokens_are_skipped(void **state)
+{
+    (void)state;
+    struct tiny t = {.arch = "qwen3", .seed = 3, .n_layers = 3};
+    t.more.name = "nextn_predict_layers";
+    t.more.kind = GGUF_U32;
+    t.more.value = 1;
+    struct file f;
+    f.data = tiny_write(&t, &f.len);
+    AUTO(checkpoint_close) struct checkpoint *c = NULL;
+    AUTO(model_free) struct model *m = NULL;
+    assert_int_equal(checkpoint_open_memory(f.data, f.len, &c), 0);
+    assert_int_equal(model_plan(c, MODEL_AS_FILE, &m), 0);
+    assert_true(m->params.n_layers == 2 && m->params.n_skipped_layers == 1);
+    free(f.data);
+    t.more.value = 3;
+    f.data = tiny_write(&t, &f.len);
+    assert_refused(f, -EINVAL, "nextn_predict_layers is 3 of 3 layers");
+}
+
 static void experts_that_cannot_be_are_refused(void **state)
 {
     (void)state;
@@ -906,6 +959,8 @@ int main(void)
         cmocka_unit_test(missing_keys_and_tensors_are_named),
         cmocka_unit_test(wrong_shapes_name_both),
         cmocka_unit_test(numbers_out_of_range_are_refused),
+        cmocka_unit_test(delta_nets_that_cannot_be_are_refused),
+        cmocka_unit_test(layers_that_guess_further_tokens_are_skipped),
         cmocka_unit_test(experts_that_cannot_be_are_refused),
         cmocka_unit_test(windows_that_cannot_be_are_refused),
         cmocka_unit_test(experts_of_another_architecture_are_refused),

@@ -38,8 +38,8 @@ static void rows_have_the_slots_of_their_sequences(void **state)
     const uint32_t tokens[] = {7, 8, 9};
     assert_int_equal(kv_grow(f.kv, &f.a, 18), 0);
     assert_int_equal(kv_grow(f.kv, &f.b, 3), 0);
-    pass_plan_add_chain(&f.plan, pass_plan_add_seq(&f.plan, &f.a), tokens, 15, 3, 1);
-    pass_plan_add_chain(&f.plan, pass_plan_add_seq(&f.plan, &f.b), tokens, 0, 3, 0);
+    pass_plan_add_chain(&f.plan, pass_plan_add_seq(&f.plan, &f.a, 0), tokens, 15, 3, 1);
+    pass_plan_add_chain(&f.plan, pass_plan_add_seq(&f.plan, &f.b, 0), tokens, 0, 3, 0);
     assert_int_equal(f.plan.n_rows, 6);
     for (uint32_t i = 0; i < 6; i++) {
         const struct kv_seq *seq = i < 3 ? &f.a : &f.b;
@@ -58,7 +58,7 @@ static void a_plan_does_not_follow_its_sequences(void **state)
     struct fixture f = opened();
     const uint32_t token = 7;
     assert_int_equal(kv_grow(f.kv, &f.a, 17), 0);
-    pass_plan_add_chain(&f.plan, pass_plan_add_seq(&f.plan, &f.a), &token, 16, 1, 1);
+    pass_plan_add_chain(&f.plan, pass_plan_add_seq(&f.plan, &f.a, 0), &token, 16, 1, 1);
     uint32_t slot = pass_plan_slot(&f.plan, 0);
     kv_release(f.kv, &f.a);
     assert_int_equal(pass_plan_slot(&f.plan, 0), slot);

@@ -7,6 +7,7 @@
 #include "verifier-svc/engine/round_impl.h"
 
 static struct engine engine;
+static struct loaded_model loaded;
 static struct request req;
 static struct seq seq;
 static uint32_t tokens[64];
@@ -18,6 +19,7 @@ static int make(void **state)
     static struct stats stats;
     stats_init(&stats);
     engine.stats = &stats;
+    engine.loaded = &loaded;
     engine.request_again = false;
     memset(&seq, 0, sizeof(seq));
     for (uint32_t i = 0; i < 10; i++)
@@ -311,7 +313,11 @@ static void the_allowed_draft_is_the_least_of_all_limits(void **state)
         seq.max_len = cases[i].max_len;
         req.k_max = cases[i].k_max;
         req.verify = cases[i].verify;
-        assert_int_equal(round_draft_allowed(&seq), cases[i].allowed);
+        assert_int_equal(round_draft_allowed(&engine, &seq), cases[i].allowed);
+        loaded.run.n_states = 1; // a recurrent layer logs so many rows
+        assert_int_equal(round_draft_allowed(&engine, &seq),
+                         cases[i].allowed < KV_MAX_CHAIN ? cases[i].allowed : KV_MAX_CHAIN);
+        loaded.run.n_states = 0;
     }
     req.k_max = 0;
     req.verify = false;

@@ -66,6 +66,7 @@ unsigned __wrap_drafts_ask(struct drafts *d, unsigned i, struct drafts_wish *wis
 /* ---- an engine with three decoding sequences ---- */
 
 static struct stats stats;
+static struct loaded_model loaded;
 static struct engine engine;
 static struct request requests[N_SEQS];
 static struct seq seqs[N_SEQS];
@@ -81,6 +82,7 @@ static int set_up(void **state)
     stats_init(&stats);
     options = (struct verifier_options){.proposer_budget_ms = BUDGET_US / 1000};
     engine = (struct engine){.options = &options,
+                             .loaded = &loaded,
                              .stats = &stats,
                              .speculates = true,
                              .drafts = (struct drafts *)(void *)&engine, // is not read

@@ -12,6 +12,11 @@
  * With an index (kv_index.h), other sequences with the same prefix find full blocks of committed
  * rows. Such a block stays when it has no holder, until the pool needs an empty block.
  *
+ * Of a model with recurrent layers, a sequence also has a state, from its first row on. It belongs
+ * to one position: the end of its first state_len rows. Rows after it may be dropped, but the state
+ * cannot return to a position before it. So a sequence that shares a prefix starts at a snapshot
+ * (kv_states.h), and no sequence is forked.
+ *
  * Threads: one thread per pool: the engine thread, or a proposer's draft thread. Kernels read and
  * write rows of blocks that it has handed out. */
 #pragma once
@@ -19,8 +24,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/mem.h"
-#include "model/kv_bytes.h"
-#include "model/kv_index.h"
+#include "kv/kv_bytes.h"
+#include "kv/kv_index.h"
+#include "kv/kv_states.h"
 
 struct kv;
 
@@ -30,6 +36,8 @@ struct kv_seq {
     uint32_t n_blocks, cap_blocks;
     uint32_t len;       // rows in use: committed and draft
     uint32_t n_indexed; // blocks, from the first on, that are in the index
+    bool has_state;     // only of a model with recurrent layers
+    uint32_t state, state_len;
 };
 
 /* Memory of such a pool and its index, in bytes. n_blocks: KV_MAX_BLOCKS at most. */
@@ -39,6 +47,11 @@ size_t kv_pool_bytes(const struct kv_shape *shape, uint32_t n_blocks);
 int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret);
 void kv_free(struct kv *kv);
 DEFINE_AUTO(struct kv, kv_free)
+
+/* Of a model with recurrent layers, before the first row: reserves n states. -ENOMEM. */
+int kv_open_states(struct kv *kv, uint32_t n);
+/* Bytes of n states with their counts. */
+size_t kv_states_pool_bytes(const struct kv_shape *shape, uint32_t n, uint32_t n_blocks);
 
 uint32_t kv_n_blocks(const struct kv *kv);
 uint32_t kv_n_free(const struct kv *kv); // available: empty or evictable
@@ -51,16 +64,19 @@ struct kv_bytes *kv_bytes_of(struct kv *kv); // the blocks themselves
 int kv_seq_init(struct kv_seq *seq, uint32_t max_rows);
 void kv_seq_done(struct kv *kv, struct kv_seq *seq); // releases all blocks
 /* Adds n rows after seq->len and counts them as in use. All or nothing. -ENOSPC: not enough free
- * blocks, or past max_rows. Expected under high traffic: shorten the draft, wait or preempt. */
+ * blocks, no free state, or past max_rows. Expected under high traffic: shorten the draft, wait or
+ * preempt. */
 int kv_grow(struct kv *kv, struct kv_seq *seq, uint32_t n);
 /* Rows [0, base) stay. The n named rows (indices into storage, rising, each >= base) move to base,
  * base + 1, ... All other rows are dropped and whole blocks released. n = 0 truncates. Rows that
- * this sequence shares with another may be dropped or stay, but cannot be overwritten. */
+ * this sequence shares with another may be dropped or stay, but cannot be overwritten. With a
+ * state, base + n is at least state_len, or 0. */
 void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *rows, uint32_t n);
 /* Drops all rows and releases all blocks. The block table stays, so the sequence can grow again. */
 void kv_release(struct kv *kv, struct kv_seq *seq);
 /* `to` becomes a sequence with the same first `len` rows: full blocks are shared (one more holder),
- * a partly filled last one is copied. -ENOSPC. to: initialised, empty. */
+ * a partly filled last one is copied. -ENOSPC, always if `from` has a state. to: initialised,
+ * empty. */
 int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_seq *to);
 
 /* ---- equal prefixes ---- */
@@ -68,8 +84,9 @@ int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_se
 /* Adds an index whose keys depend on `identity`; hash as in kv_index_new(). Call it once, before
  * the first row. Without an index, nothing is found or entered. -ENOMEM. */
 int kv_open_index(struct kv *kv, uint64_t identity, kv_hash_fn *hash);
-/* How many full blocks of a sequence that begins with these tokens are in the index. ret_held: how
- * many of those have a holder; sharing them takes no free block. */
+/* How many full blocks of a sequence that begins with these tokens are in the index. With recurrent
+ * layers, those up to the last snapshot count. ret_held: how many of them have a holder; sharing
+ * these takes no free block. */
 uint32_t kv_find(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
                  uint32_t n_tokens, uint32_t *ret_held);
 /* seq, initialised and empty, gets the blocks that kv_find() counts. Returns its rows: a multiple
@@ -80,6 +97,9 @@ uint32_t kv_match(struct kv *kv, struct kv_seq *seq, const struct kv_root *root,
  * enter the index. Where the index has an equal block, the sequence holds that one instead. */
 void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, const uint32_t *tokens,
               uint32_t n);
+
+/* The state is kept as a snapshot if it belongs to the end of a block of the index. */
+void kv_snapshot(struct kv *kv, const struct kv_seq *seq);
 
 /* ---- a second tier ---- */
 
@@ -101,6 +121,7 @@ struct kv_figures {
     uint32_t n_idle;   // in the index without a holder; all other blocks are held
     uint32_t n_shared; // with several holders
     uint64_t n_evicted;
+    uint32_t n_snapshots;
 };
 struct kv_figures kv_figures(const struct kv *kv);
 

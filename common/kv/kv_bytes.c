@@ -4,7 +4,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include "base/err.h"
-#include "model/kv_bytes.h"
+#include "kv/kv_bytes.h"
 
 #define MAX_LAYERS 65536
 #define MAX_HEADS 65536
@@ -13,6 +13,7 @@
 struct layer {
     char *data;         // (n_blocks, n_heads, `head` bytes)
     size_t head, block; // bytes of a block under a head, and under all
+    size_t state;       // where the layer's part of a state begins
 };
 
 struct kv_bytes {
@@ -21,6 +22,8 @@ struct kv_bytes {
     struct layer *layers;
     char *data;
     size_t bytes;
+    char *states; // (n_states, state_bytes)
+    size_t state_bytes, states_bytes;
 };
 
 static size_t head_bytes(enum kernel_kv type, const struct kv_layer *l)
@@ -36,8 +39,29 @@ size_t kv_bytes_block(const struct kv_shape *s)
     return bytes;
 }
 
+static size_t rounded(size_t bytes)
+{
+    return (bytes + KERNEL_ALIGN - 1) / KERNEL_ALIGN * KERNEL_ALIGN;
+}
+
+/* Of a layer: the state, then the logged rows. */
+static size_t state_of_layer(const struct kv_layer *l)
+{
+    return rounded(l->n_state * sizeof(float)) + KV_LOG * rounded(l->n_logged * sizeof(float));
+}
+
+size_t kv_bytes_state(const struct kv_shape *s)
+{
+    size_t bytes = 0;
+    for (uint32_t l = 0; l < s->n_layers; l++)
+        bytes += state_of_layer(&s->layers[l]);
+    return bytes;
+}
+
 static int check_layer(const struct kv_layer *l)
 {
+    if (!l->n_heads && l->n_state && l->n_logged)
+        return 0;
     if (!l->n_heads || !l->k_dim || !l->v_dim || l->n_heads > MAX_HEADS || l->k_dim > MAX_DIM ||
         l->v_dim > MAX_DIM)
         return fail(-EINVAL, "kv: a layer of %u heads of %u and %u", l->n_heads, l->k_dim,
@@ -63,10 +87,12 @@ static int check_shape(const struct kv_shape *s, uint32_t n_blocks)
 static void place_layers(struct kv_bytes *b, uint32_t n_blocks)
 {
     char *at = b->data;
+    size_t state = 0;
     for (uint32_t l = 0; l < b->shape.n_layers; l++) {
         size_t head = head_bytes(b->shape.type, &b->shapes[l]);
-        b->layers[l] = (struct layer){at, head, head * b->shapes[l].n_heads};
+        b->layers[l] = (struct layer){at, head, head * b->shapes[l].n_heads, state};
         at += b->layers[l].block * n_blocks;
+        state += state_of_layer(&b->shapes[l]);
     }
 }
 
@@ -102,6 +128,8 @@ void kv_bytes_free(struct kv_bytes *b)
         return;
     if (b->data)
         munmap(b->data, b->bytes);
+    if (b->states)
+        munmap(b->states, b->states_bytes);
     free(b->shapes);
     free(b->layers);
     free(b);
@@ -151,4 +179,55 @@ void kv_bytes_load(struct kv_bytes *b, uint32_t block, const void *from)
     const char *at = from;
     for (uint32_t l = 0; l < b->shape.n_layers; at += b->layers[l++].block)
         memcpy(kv_bytes_at(b, l, block, 0), at, b->layers[l].block);
+}
+
+/* ---- states of recurrent layers ---- */
+
+int kv_bytes_add_states(struct kv_bytes *b, uint32_t n)
+{
+    b->state_bytes = kv_bytes_state(&b->shape);
+    if (__builtin_mul_overflow(b->state_bytes, n, &b->states_bytes))
+        return fail(-ENOMEM, "kv: %u states do not fit in memory", n);
+    void *at =
+        mmap(NULL, b->states_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        return fail(-ENOMEM, "kv: no memory for %zu MiB of states", b->states_bytes >> 20);
+    madvise(at, b->states_bytes, MADV_HUGEPAGE);
+    b->states = at;
+    return 0;
+}
+
+void kv_bytes_begin_state(struct kv_bytes *b, uint32_t state)
+{
+    for (uint32_t l = 0; l < b->shape.n_layers; l++)
+        for (uint32_t i = 1; i < KV_MAX_TAPS && b->shapes[l].n_state; i++)
+            memset(kv_bytes_logged_at(b, l, state, KV_LOG - i), 0,
+                   b->shapes[l].n_logged * sizeof(float));
+}
+
+void kv_bytes_copy_state(struct kv_bytes *b, uint32_t from, uint32_t to, uint32_t position)
+{
+    for (uint32_t l = 0; l < b->shape.n_layers; l++) {
+        memcpy(kv_bytes_state_at(b, l, to), kv_bytes_state_at(b, l, from),
+               b->shapes[l].n_state * sizeof(float));
+        for (uint32_t i = 1; i < KV_MAX_TAPS && b->shapes[l].n_state; i++) {
+            const uint32_t at = position + KV_LOG - i;
+            memcpy(kv_bytes_logged_at(b, l, to, at), kv_bytes_logged_at(b, l, from, at),
+                   b->shapes[l].n_logged * sizeof(float));
+        }
+    }
+}
+
+float *kv_bytes_state_at(const struct kv_bytes *b, uint32_t layer, uint32_t state)
+{
+    return (float *)(void *)(b->states + state * b->state_bytes + b->layers[layer].state);
+}
+
+float *kv_bytes_logged_at(const struct kv_bytes *b, uint32_t layer, uint32_t state,
+                          uint32_t position)
+{
+    const struct kv_layer *l = &b->shapes[layer];
+    const size_t row = rounded(l->n_logged * sizeof(float));
+    return (float *)(void *)((char *)kv_bytes_state_at(b, layer, state) +
+                             rounded(l->n_state * sizeof(float)) + position % KV_LOG * row);
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/err.h"
-#include "model/kv.h"
+#include "kv/kv.h"
 
 struct kv {
     struct kv_bytes *bytes;
@@ -14,6 +14,7 @@ struct kv {
     uint32_t *holders;      // of each block
     uint32_t *scratch;      // (2, n_blocks), of kv_check()
     struct kv_index *index; // NULL: none
+    struct kv_states *states; // NULL: no layer is recurrent
     uint64_t n_evicted;
     void (*evicted)(void *owner, uint32_t block);
     void *evicted_owner;
@@ -47,10 +48,22 @@ int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret)
     return 0;
 }
 
+size_t kv_states_pool_bytes(const struct kv_shape *shape, uint32_t n, uint32_t n_blocks)
+{
+    return n * kv_bytes_state(shape) + kv_states_bytes(n, n_blocks);
+}
+
+int kv_open_states(struct kv *kv, uint32_t n)
+{
+    int r = kv_bytes_add_states(kv->bytes, n);
+    return r < 0 ? r : kv_states_new(n, kv->n_blocks, &kv->states);
+}
+
 void kv_free(struct kv *kv)
 {
     if (!kv)
         return;
+    kv_states_free(kv->states);
     kv_bytes_free(kv->bytes);
     kv_index_free(kv->index);
     free(kv->empty);
@@ -113,6 +126,8 @@ static uint32_t take_block(struct kv *kv)
         if (kv->evicted)
             kv->evicted(kv->evicted_owner, b);
         kv_index_remove(kv->index, b);
+        if (kv->states)
+            kv_states_forget(kv->states, b);
         kv->n_evicted++;
     }
     kv->holders[b] = 1;
@@ -154,9 +169,62 @@ int kv_seq_init(struct kv_seq *seq, uint32_t max_rows)
                        : fail(-ENOMEM, "kv: no memory for a table of %u blocks", seq->cap_blocks);
 }
 
+/* ---- states ---- */
+
+/* False: none is free. */
+static bool take_state(struct kv *kv, struct kv_seq *seq)
+{
+    const uint32_t state = kv_states_take(kv->states);
+    if (state == KV_NO_STATE)
+        return false;
+    seq->has_state = true;
+    seq->state = state;
+    seq->state_len = 0;
+    return true;
+}
+
+static void drop_state(struct kv *kv, struct kv_seq *seq)
+{
+    if (seq->has_state)
+        kv_states_give(kv->states, seq->state);
+    seq->has_state = false;
+    seq->state_len = 0;
+}
+
+/* The sequence continues at the snapshot of a block, which ends at the position. False: no state is
+ * free. */
+static bool restore_state(struct kv *kv, struct kv_seq *seq, uint32_t block, uint32_t position)
+{
+    kv_states_use(kv->states, block);
+    const uint32_t from = kv_states_of(kv->states, block);
+    if (!take_state(kv, seq))
+        return false;
+    if (seq->state != from) // else it was the only snapshot, and was given up
+        kv_bytes_copy_state(kv->bytes, from, seq->state, position);
+    return true;
+}
+
+void kv_snapshot(struct kv *kv, const struct kv_seq *seq)
+{
+    const uint32_t n = seq->state_len / KV_BLOCK;
+    if (!seq->has_state || !n || seq->state_len % KV_BLOCK || n > seq->n_indexed)
+        return;
+    const uint32_t block = seq->blocks[n - 1];
+    if (kv_states_of(kv->states, block) != KV_NO_STATE)
+        return;
+    const uint32_t state = kv_states_take(kv->states);
+    if (state == KV_NO_STATE)
+        return;
+    kv_bytes_copy_state(kv->bytes, seq->state, state, seq->state_len);
+    kv_states_keep(kv->states, block, state);
+}
+
+/* ---- rows of sequences ---- */
+
 void kv_seq_done(struct kv *kv, struct kv_seq *seq)
 {
     drop_blocks_after(kv, seq, 0);
+    drop_state(kv, seq);
     free(seq->blocks);
     *seq = (struct kv_seq){0};
 }
@@ -179,6 +247,11 @@ int kv_grow(struct kv *kv, struct kv_seq *seq, uint32_t n)
     uint32_t want = blocks_of(seq->len + n), own_tail = tail_is_shared(kv, seq);
     if (want - seq->n_blocks + own_tail > kv_n_free(kv))
         return -ENOSPC;
+    if (kv->states && !seq->has_state) {
+        if (!take_state(kv, seq))
+            return -ENOSPC;
+        kv_bytes_begin_state(kv->bytes, seq->state);
+    }
     if (own_tail) {
         uint32_t *at = &seq->blocks[seq->len / KV_BLOCK], old = *at;
         *at = take_block(kv);
@@ -193,7 +266,7 @@ int kv_grow(struct kv *kv, struct kv_seq *seq, uint32_t n)
 
 void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *rows, uint32_t n)
 {
-    assert(base <= seq->len);
+    assert(base <= seq->len && (base + n >= seq->state_len || base + n == 0));
     for (uint32_t i = 0; i < n; i++) { // rising, so a row is read before it is overwritten
         assert(rows[i] >= base + i && rows[i] < seq->len && (i == 0 || rows[i] > rows[i - 1]));
         if (rows[i] == base + i)
@@ -206,6 +279,8 @@ void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *r
     drop_blocks_after(kv, seq, blocks_of(seq->len));
     if (seq->n_indexed > seq->len / KV_BLOCK) // the last block is cut: kv_grow() will copy it
         seq->n_indexed = seq->len / KV_BLOCK;
+    if (seq->len == 0)
+        drop_state(kv, seq);
 }
 
 void kv_release(struct kv *kv, struct kv_seq *seq)
@@ -217,7 +292,7 @@ int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_se
 {
     assert(len <= from->len && to->len == 0);
     uint32_t full = len / KV_BLOCK, rest = len % KV_BLOCK;
-    if (blocks_of(len) > to->cap_blocks || (rest && kv_n_free(kv) == 0))
+    if (kv->states || blocks_of(len) > to->cap_blocks || (rest && kv_n_free(kv) == 0))
         return -ENOSPC;
     for (uint32_t i = 0; i < full; i++) {
         to->blocks[i] = from->blocks[i];
@@ -247,19 +322,31 @@ static uint32_t find_next(const struct kv *kv, const struct kv_root *root, uint3
     return kv_index_find(kv->index, root, parent, tokens + (size_t)i * KV_BLOCK);
 }
 
-/* As kv_find(). ret_last: the last block found, or KV_NO_BLOCK. */
-static uint32_t find_all(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
-                         uint32_t n_tokens, uint32_t *ret_held, uint32_t *ret_last)
+/* Whether a sequence can begin after a block of the index. */
+static bool may_begin_after(const struct kv *kv, uint32_t block)
 {
-    uint32_t n = 0;
+    return !kv->states || kv_states_of(kv->states, block) != KV_NO_STATE;
+}
+
+/* As kv_find(). ret_last: the last block found, or KV_NO_BLOCK. to: NULL, or gets the blocks. */
+static uint32_t find_all(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
+                         uint32_t n_tokens, uint32_t *ret_held, uint32_t *ret_last, uint32_t *to)
+{
+    uint32_t n = 0, n_held = 0, b = KV_NO_BLOCK;
     *ret_held = 0;
     *ret_last = KV_NO_BLOCK;
-    for (; kv->index && n < n_tokens / KV_BLOCK; n++) {
-        uint32_t b = find_next(kv, root, *ret_last, tokens, n);
+    for (uint32_t i = 0; kv->index && i < n_tokens / KV_BLOCK; i++) {
+        b = find_next(kv, root, b, tokens, i);
         if (b == KV_NO_BLOCK)
             break;
-        *ret_held += kv->holders[b] > 0;
-        *ret_last = b;
+        n_held += kv->holders[b] > 0;
+        if (to)
+            to[i] = b;
+        if (may_begin_after(kv, b)) {
+            n = i + 1;
+            *ret_held = n_held;
+            *ret_last = b;
+        }
     }
     return n;
 }
@@ -268,24 +355,24 @@ uint32_t kv_find(const struct kv *kv, const struct kv_root *root, const uint32_t
                  uint32_t n_tokens, uint32_t *ret_held)
 {
     uint32_t last;
-    return find_all(kv, root, tokens, n_tokens, ret_held, &last);
+    return find_all(kv, root, tokens, n_tokens, ret_held, &last, NULL);
 }
 
 uint32_t kv_match(struct kv *kv, struct kv_seq *seq, const struct kv_root *root,
                   const uint32_t *tokens, uint32_t n_tokens)
 {
-    uint32_t b = KV_NO_BLOCK, most = n_tokens / KV_BLOCK;
+    uint32_t held, last, most = n_tokens / KV_BLOCK;
     assert(seq->len == 0);
     most = most < seq->cap_blocks ? most : seq->cap_blocks;
-    while (kv->index && seq->n_blocks < most) {
-        b = find_next(kv, root, b, tokens, seq->n_blocks);
-        if (b == KV_NO_BLOCK)
-            break;
-        hold_block(kv, b);
-        seq->blocks[seq->n_blocks++] = b;
-    }
-    seq->n_indexed = seq->n_blocks;
-    return seq->len = seq->n_blocks * KV_BLOCK;
+    uint32_t n = find_all(kv, root, tokens, most * KV_BLOCK, &held, &last, seq->blocks);
+    if (n && kv->states && !restore_state(kv, seq, last, n * KV_BLOCK))
+        n = 0;
+    for (uint32_t i = 0; i < n; i++)
+        hold_block(kv, seq->blocks[i]);
+    seq->n_indexed = seq->n_blocks = n;
+    seq->len = n * KV_BLOCK;
+    seq->state_len = seq->has_state ? seq->len : 0;
+    return seq->len;
 }
 
 void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, const uint32_t *tokens,
@@ -313,7 +400,7 @@ void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, con
 uint32_t kv_find_name(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
                       uint32_t n_tokens, uint8_t ret_name[KV_NAME])
 {
-    uint32_t held, last, n = find_all(kv, root, tokens, n_tokens, &held, &last);
+    uint32_t held, last, n = find_all(kv, root, tokens, n_tokens, &held, &last, NULL);
     if (last == KV_NO_BLOCK)
         kv_index_root_name(kv->index, root, ret_name);
     else
@@ -351,7 +438,11 @@ void kv_load(struct kv *kv, uint32_t block, const void *from)
 
 struct kv_figures kv_figures(const struct kv *kv)
 {
-    return (struct kv_figures){kv->n_empty, n_idle(kv), kv->n_shared, kv->n_evicted};
+    return (struct kv_figures){.n_empty = kv->n_empty,
+                               .n_idle = n_idle(kv),
+                               .n_shared = kv->n_shared,
+                               .n_evicted = kv->n_evicted,
+                               .n_snapshots = kv->states ? kv_states_n_snapshots(kv->states) : 0};
 }
 
 /* ---- checking ---- */
@@ -414,6 +505,20 @@ static bool check_empty(const struct kv *kv, uint32_t *count)
     return true;
 }
 
+/* Every state is exactly one of: a sequence's, a snapshot, free. */
+static bool check_states(const struct kv *kv, const struct kv_seq *const *seqs, uint32_t n_seqs)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        n += seqs[i]->has_state;
+        if (seqs[i]->state_len > seqs[i]->len || seqs[i]->has_state != (kv->states && seqs[i]->len))
+            return fail_seq(i, "has a state that does not fit its rows:", seqs[i]->len);
+    }
+    if (kv->states && !kv_states_check(kv->states, n))
+        return fail(-EINVAL, "kv: %u sequences have states, which is not counted", n), false;
+    return true;
+}
+
 bool kv_check(const struct kv *kv, const struct kv_seq *const *seqs, uint32_t n_seqs)
 {
     uint32_t *count = kv->scratch;
@@ -421,7 +526,7 @@ bool kv_check(const struct kv *kv, const struct kv_seq *const *seqs, uint32_t n_
     for (uint32_t i = 0; i < n_seqs; i++)
         if (!check_seq(kv, seqs[i], i, count))
             return false;
-    if (!check_holders(kv, count) || !check_empty(kv, count))
+    if (!check_holders(kv, count) || !check_empty(kv, count) || !check_states(kv, seqs, n_seqs))
         return false;
     return !kv->index || kv_index_check(kv->index, kv->holders, count + kv->n_blocks);
 }

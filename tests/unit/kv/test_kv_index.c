@@ -3,8 +3,8 @@
 #include <string.h>
 #include "base/err.h"
 #include "lib/lib.h"
-#include "model/kv.h"
-#include "model/kv_index.h"
+#include "kv/kv.h"
+#include "kv/kv_index.h"
 
 #define N_BLOCKS 8
 

@@ -7,8 +7,8 @@
 #include <string.h>
 #include "base/err.h"
 #include "base/rng.h"
-#include "model/kv.h"
-#include "model/kv_index.h"
+#include "kv/kv.h"
+#include "kv/kv_index.h"
 
 #define NONE KV_NO_BLOCK
 

@@ -18,12 +18,21 @@
 
 struct kv_bytes;
 
-/* What a layer keeps of each position. */
+/* What a layer keeps of each position, or of a sequence. */
 struct kv_layer {
-    uint32_t n_heads;
+    uint32_t n_heads;      // of K and V; 0: a recurrent layer, which keeps a state instead
     uint32_t k_dim, v_dim; // of a head; kernels read equal ones only
     uint32_t window;       // positions that a row sees, with its own; 0: all before it
+    /* Floats of the state of a sequence, and of what it keeps of each of its last KV_LOG rows. */
+    uint32_t n_state, n_logged;
 };
+
+/* Rows whose inputs a recurrent layer keeps: draft rows, and before them the rows that its
+ * convolution reads. */
+#define KV_LOG 20
+#define KV_MAX_TAPS 4                       // of a convolution
+#define KV_MAX_CHAIN (KV_LOG - KV_MAX_TAPS) // draft rows of a sequence with a state
+#define KV_NO_STATE UINT32_MAX
 
 struct kv_shape {
     uint32_t n_layers;
@@ -52,3 +61,19 @@ void kv_bytes_load(struct kv_bytes *b, uint32_t block, const void *from);
 char *kv_bytes_at(const struct kv_bytes *b, uint32_t layer, uint32_t block, uint32_t head);
 /* Bytes from block to block of a layer. */
 size_t kv_bytes_stride(const struct kv_bytes *b, uint32_t layer);
+
+/* ---- states of recurrent layers ---- */
+
+/* Bytes of a state: all layers. 0: the shape has no recurrent layer. */
+size_t kv_bytes_state(const struct kv_shape *shape);
+/* Reserves n states. Once, and only for a shape that has them. -ENOMEM, with the size. */
+int kv_bytes_add_states(struct kv_bytes *b, uint32_t n);
+/* For a new sequence: zero are the logged rows before position 0. The rest has any content. */
+void kv_bytes_begin_state(struct kv_bytes *b, uint32_t state);
+/* Copies a state of a position, with the logged rows that a convolution reads next. */
+void kv_bytes_copy_state(struct kv_bytes *b, uint32_t from, uint32_t to, uint32_t position);
+/* (n_state) floats of a recurrent layer, aligned. */
+float *kv_bytes_state_at(const struct kv_bytes *b, uint32_t layer, uint32_t state);
+/* (n_logged) floats of a position. The position KV_LOG before it has the same place. */
+float *kv_bytes_logged_at(const struct kv_bytes *b, uint32_t layer, uint32_t state,
+                          uint32_t position);

@@ -5,9 +5,11 @@
 #include "base/err.h"
 #include "base/rng.h"
 #include "lib/lib.h"
-#include "model/kv.h"
+#include "kv/kv.h"
 
-static const struct kv_layer layers[] = {{2, 3, 3, 0}, {1, 5, 5, 0}, {2, 3, 3, 0}};
+static const struct kv_layer layers[] = {{.n_heads = 2, .k_dim = 3, .v_dim = 3},
+                                         {.n_heads = 1, .k_dim = 5, .v_dim = 5},
+                                         {.n_heads = 2, .k_dim = 3, .v_dim = 3}};
 static struct kv_shape shape = {.n_layers = ARRAY_LEN(layers), .layers = layers};
 static const struct kernel *kernel; // kernel_tier() asks the CPU each time, which is slow
 

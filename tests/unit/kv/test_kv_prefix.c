@@ -7,7 +7,7 @@
 #include "base/rng.h"
 #include "lib/fakes/failing.h"
 #include "lib/lib.h"
-#include "model/kv.h"
+#include "kv/kv.h"
 
 static const struct kv_layer layer = {.n_heads = 1, .k_dim = 4, .v_dim = 4};
 static const struct kv_shape shape = {.n_layers = 1, .layers = &layer};
