@@ -48,11 +48,6 @@ int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret)
     return 0;
 }
 
-size_t kv_states_pool_bytes(const struct kv_shape *shape, uint32_t n, uint32_t n_blocks)
-{
-    return n * kv_bytes_state(shape) + kv_states_bytes(n, n_blocks);
-}
-
 int kv_open_states(struct kv *kv, uint32_t n)
 {
     int r = kv_bytes_add_states(kv->bytes, n);
@@ -191,32 +186,45 @@ static void drop_state(struct kv *kv, struct kv_seq *seq)
     seq->state_len = 0;
 }
 
-/* The sequence continues at the snapshot of a block, which ends at the position. False: no state is
- * free. */
-static bool restore_state(struct kv *kv, struct kv_seq *seq, uint32_t block, uint32_t position)
+/* The sequence, which has rows up to the position, takes a copy of a state of that position. */
+static bool copy_state(struct kv *kv, struct kv_seq *seq, uint32_t from, uint32_t position)
 {
-    kv_states_use(kv->states, block);
-    const uint32_t from = kv_states_of(kv->states, block);
     if (!take_state(kv, seq))
         return false;
     if (seq->state != from) // else it was the only snapshot, and was given up
         kv_bytes_copy_state(kv->bytes, from, seq->state, position);
+    seq->state_len = position;
     return true;
 }
 
-void kv_snapshot(struct kv *kv, const struct kv_seq *seq)
+/* A state for a snapshot; KV_NO_STATE: none. */
+static uint32_t take_for_snapshot(struct kv *kv, const struct kv_seq *seq, enum kv_replace replace,
+                                  uint32_t own)
+{
+    if (replace == KV_REPLACE_OLDEST)
+        return kv_states_take(kv->states);
+    const uint32_t state = kv_states_take_free(kv->states);
+    if (state != KV_NO_STATE || !own)
+        return state;
+    kv_states_forget(kv->states, seq->blocks[own / KV_BLOCK - 1]);
+    return kv_states_take_free(kv->states);
+}
+
+bool kv_snapshot(struct kv *kv, const struct kv_seq *seq, enum kv_replace replace, uint32_t own)
 {
     const uint32_t n = seq->state_len / KV_BLOCK;
+    assert(own <= seq->state_len && own % KV_BLOCK == 0);
     if (!seq->has_state || !n || seq->state_len % KV_BLOCK || n > seq->n_indexed)
-        return;
+        return false;
     const uint32_t block = seq->blocks[n - 1];
     if (kv_states_of(kv->states, block) != KV_NO_STATE)
-        return;
-    const uint32_t state = kv_states_take(kv->states);
+        return true;
+    const uint32_t state = take_for_snapshot(kv, seq, replace, own);
     if (state == KV_NO_STATE)
-        return;
+        return false;
     kv_bytes_copy_state(kv->bytes, seq->state, state, seq->state_len);
     kv_states_keep(kv->states, block, state);
+    return true;
 }
 
 /* ---- rows of sequences ---- */
@@ -292,7 +300,9 @@ int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_se
 {
     assert(len <= from->len && to->len == 0);
     uint32_t full = len / KV_BLOCK, rest = len % KV_BLOCK;
-    if (kv->states || blocks_of(len) > to->cap_blocks || (rest && kv_n_free(kv) == 0))
+    if (blocks_of(len) > to->cap_blocks || (rest && kv_n_free(kv) == 0))
+        return -ENOSPC;
+    if (kv->states && len && (from->state_len != len || !copy_state(kv, to, from->state, len)))
         return -ENOSPC;
     for (uint32_t i = 0; i < full; i++) {
         to->blocks[i] = from->blocks[i];
@@ -365,14 +375,15 @@ uint32_t kv_match(struct kv *kv, struct kv_seq *seq, const struct kv_root *root,
     assert(seq->len == 0);
     most = most < seq->cap_blocks ? most : seq->cap_blocks;
     uint32_t n = find_all(kv, root, tokens, most * KV_BLOCK, &held, &last, seq->blocks);
-    if (n && kv->states && !restore_state(kv, seq, last, n * KV_BLOCK))
-        n = 0;
+    if (n && kv->states) {
+        kv_states_use(kv->states, last);
+        if (!copy_state(kv, seq, kv_states_of(kv->states, last), n * KV_BLOCK))
+            n = 0;
+    }
     for (uint32_t i = 0; i < n; i++)
         hold_block(kv, seq->blocks[i]);
     seq->n_indexed = seq->n_blocks = n;
-    seq->len = n * KV_BLOCK;
-    seq->state_len = seq->has_state ? seq->len : 0;
-    return seq->len;
+    return seq->len = n * KV_BLOCK;
 }
 
 void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, const uint32_t *tokens,

@@ -15,7 +15,7 @@
  * Of a model with recurrent layers, a sequence also has a state, from its first row on. It belongs
  * to one position: the end of its first state_len rows. Rows after it may be dropped, but the state
  * cannot return to a position before it. So a sequence that shares a prefix starts at a snapshot
- * (kv_states.h), and no sequence is forked.
+ * (kv_states.h), or is forked at the state's position.
  *
  * Threads: one thread per pool: the engine thread, or a proposer's draft thread. Kernels read and
  * write rows of blocks that it has handed out. */
@@ -50,8 +50,6 @@ DEFINE_AUTO(struct kv, kv_free)
 
 /* Of a model with recurrent layers, before the first row: reserves n states. -ENOMEM. */
 int kv_open_states(struct kv *kv, uint32_t n);
-/* Bytes of n states with their counts. */
-size_t kv_states_pool_bytes(const struct kv_shape *shape, uint32_t n, uint32_t n_blocks);
 
 uint32_t kv_n_blocks(const struct kv *kv);
 uint32_t kv_n_free(const struct kv *kv); // available: empty or evictable
@@ -75,8 +73,8 @@ void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *r
 /* Drops all rows and releases all blocks. The block table stays, so the sequence can grow again. */
 void kv_release(struct kv *kv, struct kv_seq *seq);
 /* `to` becomes a sequence with the same first `len` rows: full blocks are shared (one more holder),
- * a partly filled last one is copied. -ENOSPC, always if `from` has a state. to: initialised,
- * empty. */
+ * a partly filled last one is copied. A state is copied; its position must be len. -ENOSPC, also if
+ * it is another. to: initialised, empty. */
 int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_seq *to);
 
 /* ---- equal prefixes ---- */
@@ -98,8 +96,12 @@ uint32_t kv_match(struct kv *kv, struct kv_seq *seq, const struct kv_root *root,
 void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, const uint32_t *tokens,
               uint32_t n);
 
-/* The state is kept as a snapshot if it belongs to the end of a block of the index. */
-void kv_snapshot(struct kv *kv, const struct kv_seq *seq);
+/* Which snapshots a new one may replace if no state is free: the oldest of all, or only one that
+ * the sequence made before. */
+enum kv_replace { KV_REPLACE_OLDEST, KV_REPLACE_OWN };
+/* The state is kept as a snapshot if it belongs to the end of a block of the index. own: rows
+ * before an earlier snapshot of the sequence; 0: none. True: there is a snapshot now. */
+bool kv_snapshot(struct kv *kv, const struct kv_seq *seq, enum kv_replace replace, uint32_t own);
 
 /* ---- a second tier ---- */
 

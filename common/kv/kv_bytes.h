@@ -29,9 +29,10 @@ struct kv_layer {
 
 /* Rows whose inputs a recurrent layer keeps: draft rows, and before them the rows that its
  * convolution reads. */
-#define KV_LOG 20
-#define KV_MAX_TAPS 4                       // of a convolution
-#define KV_MAX_CHAIN (KV_LOG - KV_MAX_TAPS) // draft rows of a sequence with a state
+#define KV_MAX_TAPS 4                   // of a convolution
+#define KV_MAX_CHAIN 16                 // draft rows of a sequence with a state
+#define KV_MAX_AFTER (KV_MAX_CHAIN + 1) // rows after the state's position
+#define KV_LOG (KV_MAX_AFTER + KV_MAX_TAPS - 1)
 #define KV_NO_STATE UINT32_MAX
 
 struct kv_shape {

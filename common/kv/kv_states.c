@@ -19,12 +19,6 @@ struct kv_states {
     uint64_t last_use;
 };
 
-size_t kv_states_bytes(uint32_t n, uint32_t n_blocks)
-{
-    return n * (sizeof(uint32_t) + sizeof(struct snapshot_of)) +
-           (size_t)n_blocks * sizeof(uint32_t);
-}
-
 int kv_states_new(uint32_t n, uint32_t n_blocks, struct kv_states **ret)
 {
     AUTO(kv_states_free) struct kv_states *s = calloc(1, sizeof(*s));
@@ -67,15 +61,17 @@ static uint32_t oldest(const struct kv_states *s)
     return at;
 }
 
+uint32_t kv_states_take_free(struct kv_states *s)
+{
+    return s->n_free ? s->free[--s->n_free] : KV_NO_STATE;
+}
+
 uint32_t kv_states_take(struct kv_states *s)
 {
-    if (!s->n_free) {
-        const uint32_t at = oldest(s);
-        if (at == KV_NO_STATE)
-            return at;
+    const uint32_t at = s->n_free ? KV_NO_STATE : oldest(s);
+    if (at != KV_NO_STATE)
         kv_states_forget(s, s->states[at].block);
-    }
-    return s->free[--s->n_free];
+    return kv_states_take_free(s);
 }
 
 void kv_states_give(struct kv_states *s, uint32_t state)

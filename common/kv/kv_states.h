@@ -14,12 +14,13 @@
 
 struct kv_states;
 
-size_t kv_states_bytes(uint32_t n, uint32_t n_blocks); // memory of the counts
 /* -ENOMEM. */
 int kv_states_new(uint32_t n, uint32_t n_blocks, struct kv_states **ret);
 void kv_states_free(struct kv_states *s);
 DEFINE_AUTO(struct kv_states, kv_states_free)
 
+/* A free state; KV_NO_STATE: none. */
+uint32_t kv_states_take_free(struct kv_states *s);
 /* A free state, or that of the oldest snapshot, whose content stays; KV_NO_STATE: none. */
 uint32_t kv_states_take(struct kv_states *s);
 void kv_states_give(struct kv_states *s, uint32_t state);
@@ -29,7 +30,7 @@ uint32_t kv_states_of(const struct kv_states *s, uint32_t block);
 void kv_states_keep(struct kv_states *s, uint32_t block, uint32_t state);
 /* The snapshot of the block is used now. */
 void kv_states_use(struct kv_states *s, uint32_t block);
-/* The block leaves the index, and its snapshot becomes free. */
+/* The block leaves the index, or its snapshot is given up: the snapshot's state becomes free. */
 void kv_states_forget(struct kv_states *s, uint32_t block);
 
 uint32_t kv_states_n_snapshots(const struct kv_states *s);

@@ -248,7 +248,7 @@ static int read_delta(const struct checkpoint *c, const struct arch *a, struct m
     return 0;
 }
 
-/* Layers after the trunk guess further tokens. Their number is part of block_count. */
+/* Layers for multi-token prediction come last. Their number is part of block_count. */
 static int read_skipped_layers(const struct checkpoint *c, struct model_params *p)
 {
     static const char key[] = "nextn_predict_layers";

@@ -41,10 +41,10 @@ struct arch_tensor {
     enum arch_dim n_in, n_out;
     size_t to; // offset in struct model_layer: of a kernel_mat, or of a vector's pointer
     enum arch_has has;
-    bool joins_next; // a pass applies it together with the next matrix
-    bool per_expert; // the file's tensor has such a matrix or vector of each expert
-    bool as_file;    // its type stays
-    bool is_turned;  // a small matrix of floats, to floats (n_in, n_out)
+    bool joins_next;    // a pass applies it together with the next matrix
+    bool per_expert;    // the file's tensor has such a matrix or vector of each expert
+    bool as_file;       // its type stays
+    bool is_transposed; // a small matrix of floats, to floats (n_in, n_out)
 };
 
 #define ARCH_TO(member) offsetof(struct model_layer, member)

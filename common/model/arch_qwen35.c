@@ -19,7 +19,7 @@
     }
 #define DELTA_BUT_GATES                                                                            \
     {CHECKPOINT_DELTA_CONV, ARCH_TAPS, ARCH_DELTA_CHANNELS, .to = ARCH_TO(attn.delta.conv),        \
-     .is_turned = true},                                                                           \
+     .is_transposed = true},                                                                       \
         {CHECKPOINT_DELTA_DT_BIAS, ARCH_DELTA_HEADS, ARCH_ONE, .to = ARCH_TO(attn.delta.dt_bias)}, \
         {CHECKPOINT_DELTA_A, ARCH_DELTA_HEADS, ARCH_ONE, .to = ARCH_TO(attn.delta.a)},             \
         {CHECKPOINT_DELTA_NORM, ARCH_DELTA_DIM, ARCH_ONE, .to = ARCH_TO(attn.delta.norm)},         \

@@ -78,7 +78,7 @@ static void delta_plan(struct forward *f, const struct model_layer *l)
     if (!has_both(w))
         forward_need_matrix(f, &w->alpha);
     forward_need_matrix(f, &l->attn.o);
-    forward_need_scratch(f, max_size(state_floats(w), KV_MAX_CHAIN * (2 * (size_t)w->dim + 2)));
+    forward_need_scratch(f, max_size(state_floats(w), KV_MAX_AFTER * (2 * (size_t)w->dim + 2)));
 }
 
 /* ---- convolution and gates ---- */
@@ -106,16 +106,20 @@ static void mix_head(const struct delta *d, const struct pass_seq *s, uint32_t p
         kernel->l2norm(to, w->dim, d->f->m->params.norm_eps, to);
 }
 
-/* 1 / (1 + exp(-x)). */
+/* 1 / (1 + exp(-x)). A NaN stays a NaN. */
 static double sigmoid(double x)
 {
+    if (x != x)
+        return x;
     const double e = exact_math_exp(x < 0 ? x : -x);
     return (x < 0 ? e : 1) / (1 + e);
 }
 
-/* log(1 + exp(x)). */
+/* log(1 + exp(x)). A NaN stays a NaN. */
 static double softplus(double x)
 {
+    if (x != x)
+        return x;
     return (x > 0 ? x : 0) + exact_math_log(1 + exact_math_exp(x < 0 ? x : -x));
 }
 
@@ -141,7 +145,7 @@ static void set_gates(const struct delta *d, uint32_t row, uint32_t head)
     double beta, alpha;
     read_gates(d, row, head, &beta, &alpha);
     const double log_decay = (double)d->w->a[head] * softplus(alpha + (double)d->w->dt_bias[head]);
-    to[0] = (float)exact_math_exp(log_decay < 0 ? log_decay : 0);
+    to[0] = log_decay != log_decay ? NAN : (float)exact_math_exp(log_decay < 0 ? log_decay : 0);
     to[1] = (float)sigmoid(beta);
 }
 
@@ -265,7 +269,7 @@ static uint32_t n_rows_of(const struct forward *f, uint32_t seq)
     return row - f->plan->seqs[seq].first_row;
 }
 
-/* A head costs as many rows more. It is read and written even for one row. */
+/* A head costs as many rows more: an estimate. Its state is read and written even for one row. */
 #define HEAD_COST 4
 
 /* The thread's part of (sequences, value heads). A head belongs to the thread in whose range of

@@ -23,7 +23,7 @@ struct item {
     struct kernel_mat *mat;
     const float **vec;
     uint32_t n_rows;          // of the tensor: those of the matrix, of each expert
-    bool is_turned;           // the vector has the tensor's columns one after another
+    bool is_transposed;       // the vector has the tensor's columns one after another
     size_t bytes;             // in memory, rounded up to KERNEL_ALIGN
     uint32_t before, n_tiles; // as in model_columns()
 };
@@ -178,7 +178,7 @@ static int plan_mat(struct plan *p, struct source from, uint32_t n_in, uint32_t 
 
 /* Vectors of n floats each. */
 static int plan_vecs(struct plan *p, struct source from, uint32_t n, uint32_t n_vecs,
-                     bool is_turned, const float **vec)
+                     bool is_transposed, const float **vec)
 {
     enum kernel_type type;
     from.n_experts = 0; // a matrix in the file
@@ -191,8 +191,9 @@ static int plan_vecs(struct plan *p, struct source from, uint32_t n, uint32_t n_
                     checkpoint_path(p->store->checkpoint), (int)t->name.len, t->name.data,
                     t->type_name);
     p->m->params.n_weights += (uint64_t)n * n_vecs;
-    return add_item(p, (struct item){.tensor = t, .type = type, .vec = vec, .is_turned = is_turned},
-                    (size_t)n * n_vecs * sizeof(float));
+    return add_item(
+        p, (struct item){.tensor = t, .type = type, .vec = vec, .is_transposed = is_transposed},
+        (size_t)n * n_vecs * sizeof(float));
 }
 
 static int plan_vec(struct plan *p, struct source from, uint32_t n, const float **vec)
@@ -215,7 +216,7 @@ static int plan_tensor(struct plan *p, uint32_t layer, const struct arch_tensor 
         return 0;
     if (t->n_out == ARCH_ONE)
         return plan_vec(p, from, n_in, to);
-    if (t->is_turned)
+    if (t->is_transposed)
         return plan_vecs(p, from, n_in, n_out, true, to);
     return plan_mat(p, from, n_in, n_out, to);
 }
@@ -259,7 +260,7 @@ static bool is_planned(const struct plan *p, const struct checkpoint_tensor *t)
     return false;
 }
 
-/* Tensors of the layers that guess further tokens: blk.N. with N from n_layers on. */
+/* Tensors of the layers for multi-token prediction: blk.N. with N from n_layers on. */
 static bool is_skipped(const struct plan *p, const struct checkpoint_tensor *t)
 {
     const struct model_params *params = &p->m->params;
@@ -425,7 +426,7 @@ int model_plan(const struct checkpoint *c, int quantise, struct model **ret)
     m->rope_freqs = store->rope_freqs;
     shape_layers(&plan);
     if (m->params.n_skipped_layers)
-        log_info("%s: %u layers that guess further tokens are not loaded", checkpoint_path(c),
+        log_info("%s: %u layers for multi-token prediction are not loaded", checkpoint_path(c),
                  m->params.n_skipped_layers);
     r = rope_read(c, &m->params, store->rope_freqs, &m->params.rope_gain);
     if (r == 0)
@@ -540,15 +541,18 @@ static void load_vector(struct load *l)
         return stop_load(l, r);
     atomic_store(&l->rows, rows_digest(l->bands, t->bytes, 0, 1));
     const uint32_t n = (uint32_t)t->shape[0], n_vecs = (uint32_t)t->shape[1];
-    float *to = (float *)(void *)l->to, *row = to;
-    AUTO(mem_free) float *turned = it->is_turned ? row = malloc(n * sizeof(*row)) : NULL;
+    float *to = (float *)(void *)l->to;
+    if (!it->is_transposed) {
+        kernel_dequant(it->type, l->bands, n * n_vecs, to);
+        return;
+    }
+    AUTO(mem_free) float *row = malloc(n * sizeof(*row));
     if (!row)
         return stop_load(l, fail(-ENOMEM, "model: no memory for a vector"));
     for (uint32_t v = 0; v < n_vecs; v++) {
         kernel_dequant(it->type, l->bands + v * (t->bytes / n_vecs), n, row);
-        for (uint32_t i = 0; i < n && turned; i++)
-            to[(size_t)i * n_vecs + v] = turned[i];
-        row += turned ? 0 : n;
+        for (uint32_t i = 0; i < n; i++)
+            to[(size_t)i * n_vecs + v] = row[i];
     }
 }
 

@@ -25,7 +25,7 @@ struct model_params {
     uint32_t window;                                 // of layers that have one; 0: none has
     /* Of layers with a gated delta net; 0: none has. All but every full_every-th layer have. */
     uint32_t full_every, n_delta_k_heads, n_delta_v_heads, delta_dim, n_taps;
-    uint32_t n_skipped_layers; // after the last one: they guess further tokens, and are not loaded
+    uint32_t n_skipped_layers; // after the last one: for multi-token prediction; not loaded
     float norm_eps;
     enum model_rope rope;
     uint32_t rope_dim;

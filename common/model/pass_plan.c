@@ -46,18 +46,18 @@ void pass_plan_clear(struct pass_plan *p)
     p->n_rows = p->n_seqs = p->n_blocks = 0;
 }
 
-uint32_t pass_plan_add_seq(struct pass_plan *p, struct kv_seq *seq, uint32_t n_draft)
+uint32_t pass_plan_add_seq(struct pass_plan *p, struct kv_seq *seq, uint32_t n_after)
 {
     assert(p->n_seqs < p->max_seqs && seq->n_blocks <= p->max_blocks - p->n_blocks);
-    assert(!seq->has_state || n_draft <= KV_MAX_CHAIN);
+    assert(!seq->has_state || n_after <= KV_MAX_AFTER);
     p->seqs[p->n_seqs] = (struct pass_seq){.first_block = p->n_blocks,
                                            .len = seq->len,
                                            .first_row = p->n_rows,
                                            .state = seq->state,
                                            .state_from = seq->state_len,
-                                           .state_to = seq->len - n_draft};
+                                           .state_to = seq->len - n_after};
     if (seq->has_state)
-        seq->state_len = seq->len - n_draft;
+        seq->state_len = seq->len - n_after;
     if (seq->n_blocks)
         memcpy(p->blocks + p->n_blocks, seq->blocks, seq->n_blocks * sizeof(*seq->blocks));
     p->n_blocks += seq->n_blocks;

@@ -31,7 +31,7 @@ struct pass_seq {
     uint32_t len;         // rows in use: committed and draft
     uint32_t first_row;   // of the plan
     /* Of a model with recurrent layers: its state, the position that the state has, and the one
-     * that it gets in this pass. Rows from there on are draft rows. */
+     * that it gets in this pass. */
     uint32_t state, state_from, state_to;
 };
 
@@ -50,10 +50,10 @@ int pass_plan_init(struct pass_plan *p, uint32_t max_rows, uint32_t max_seqs, ui
 void pass_plan_done(struct pass_plan *p); // also of one that is zeroed
 
 void pass_plan_clear(struct pass_plan *p);
-/* Copies the sequence's block list. Returns the number that its rows give as `seq`. Its last
- * n_draft rows are draft rows. With a state, they are a chain of KV_MAX_CHAIN at most, and the
- * state gets the position before them. */
-uint32_t pass_plan_add_seq(struct pass_plan *p, struct kv_seq *seq, uint32_t n_draft);
+/* Copies the sequence's block list. Returns the number that its rows give as `seq`. n_after: its
+ * last rows that a state does not include yet, because they may be dropped. They are a chain of
+ * KV_MAX_AFTER at most. Without a state, n_after has no meaning. */
+uint32_t pass_plan_add_seq(struct pass_plan *p, struct kv_seq *seq, uint32_t n_after);
 void pass_plan_add_row(struct pass_plan *p, struct pass_row row);
 /* Adds n rows in storage order, at positions pos, pos + 1, ...; the last n_logits want logits. */
 void pass_plan_add_chain(struct pass_plan *p, uint32_t seq, const uint32_t *tokens, uint32_t pos,

@@ -48,7 +48,7 @@ static uint32_t seq_rows(const struct runner *r)
 
 size_t runner_bytes(const struct runner_memory *m)
 {
-    return m->weights + m->kv + m->activations + m->beside;
+    return m->weights + m->kv + m->states + m->activations + m->beside;
 }
 
 /* Blocks of the pool: kv_mib if it is set. Else enough for all sequences, at most a quarter of the
@@ -83,29 +83,28 @@ static size_t activation_bytes(const struct runner *r)
 
 #define MIN_STATES 2 // one of a sequence, and a snapshot
 
-/* States for all sequences and as many snapshots, but at most a quarter of the memory. */
-static uint32_t wanted_states(const struct runner *r, size_t state_bytes, size_t left)
+/* States for all sequences and as many snapshots. Like the KV pool, at most a quarter of the
+ * memory. Sets n_states; it stays 0 if no layer is recurrent. */
+static void measure_states(struct runner *r, size_t left)
 {
-    const size_t all = 2 * (size_t)r->opt.max_sequences, quarter = left / 4 / state_bytes;
+    const struct kv_shape shape = kv_shape(r);
+    const size_t bytes = kv_bytes_state(&shape);
+    if (!bytes)
+        return;
+    const size_t all = 2 * (size_t)r->opt.max_sequences, quarter = left / 4 / bytes;
     const size_t n = all < quarter ? all : quarter;
-    if (n < r->opt.max_sequences)
-        log_warn("the memory holds %zu states of recurrent layers, of %zu MiB each, so fewer "
-                 "than %u sequences run at the same time",
-                 n, state_bytes >> 20, r->opt.max_sequences);
-    return n < MIN_STATES ? MIN_STATES : (uint32_t)n;
+    r->n_states = n < MIN_STATES ? MIN_STATES : (uint32_t)n;
+    r->memory.states = r->n_states * bytes;
+    if (r->n_states < r->opt.max_sequences)
+        log_warn("the memory holds %u states of recurrent layers, of %zu MiB each, so at most as "
+                 "many sequences run at the same time",
+                 r->n_states, bytes >> 20);
 }
 
 /* May reduce the context to the size of the pool. */
 static int measure_kv(struct runner *r, size_t left)
 {
     struct kv_shape shape = kv_shape(r);
-    const size_t state_bytes = kv_bytes_state(&shape);
-    size_t states = 0;
-    if (state_bytes) {
-        r->n_states = wanted_states(r, state_bytes, left);
-        states = r->n_states * state_bytes;
-        left = left > states ? left - states : 0;
-    }
     size_t block_bytes = kv_bytes_block(&shape);
     uint64_t blocks = wanted_blocks(r, block_bytes, left);
     r->n_blocks = blocks < KV_MAX_BLOCKS ? (uint32_t)blocks : KV_MAX_BLOCKS;
@@ -116,8 +115,7 @@ static int measure_kv(struct runner *r, size_t left)
         r->context = r->n_blocks * KV_BLOCK;
         log_warn("the KV pool holds %u positions, which limits the context", r->context);
     }
-    r->memory.kv = kv_pool_bytes(&shape, r->n_blocks) +
-                   (states ? kv_states_pool_bytes(&shape, r->n_states, r->n_blocks) : 0);
+    r->memory.kv = kv_pool_bytes(&shape, r->n_blocks);
     return 0;
 }
 
@@ -140,8 +138,8 @@ static int refuse(const struct runner *r, size_t available, size_t promised)
     return fail(-ENOMEM,
                 "not enough memory: %zu MiB needed (weights %zu, KV pool %zu, activations %zu, "
                 "other %zu), %zu MiB available%s; %s",
-                all >> 20, m->weights >> 20, m->kv >> 20, m->activations >> 20, m->beside >> 20,
-                available_mib, others, advice);
+                all >> 20, m->weights >> 20, m->kv >> 20, m->activations >> 20,
+                (m->states + m->beside) >> 20, available_mib, others, advice);
 }
 
 /* Weights that another service has in memory already. Pages of the file that nobody maps do not
@@ -173,17 +171,19 @@ static int measure_memory(struct runner *r)
     m->beside = BESIDE_BYTES + pool_threads(r->pool) * (size_t)BESIDE_THREAD_BYTES +
                 r->n_dists * dist_bytes(r->opt.n_vocab);
     if (r->opt.beside)
-        m->beside += r->opt.beside(r->opt.beside_arg, kv_bytes_block(&shape));
+        m->beside += r->opt.beside(r->opt.beside_arg, &shape);
     size_t taken = runner_bytes(m);
     size_t left = available > taken ? available - taken : 0;
-    int err = measure_kv(r, r->opt.memory_check ? left : available);
+    left = r->opt.memory_check ? left : available;
+    measure_states(r, left);
+    int err = measure_kv(r, left > m->states ? left - m->states : 0);
     if (err < 0)
         return err;
     m->activations = activation_bytes(r); // the context may be shorter now
-    log_info("loading the model needed_mib=%zu weights_mib=%zu kv_mib=%zu activations_mib=%zu "
-             "available_mib=%zu promised_mib=%zu",
-             runner_bytes(m) >> 20, m->weights >> 20, m->kv >> 20, m->activations >> 20,
-             available >> 20, promised >> 20);
+    log_info("loading the model needed_mib=%zu weights_mib=%zu kv_mib=%zu states_mib=%zu "
+             "activations_mib=%zu available_mib=%zu promised_mib=%zu",
+             runner_bytes(m) >> 20, m->weights >> 20, m->kv >> 20, m->states >> 20,
+             m->activations >> 20, available >> 20, promised >> 20);
     return r->opt.memory_check && runner_bytes(m) > available ? refuse(r, available, promised) : 0;
 }
 

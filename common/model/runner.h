@@ -34,9 +34,8 @@ struct runner_options {
     uint32_t max_rows;      // of a pass
     uint32_t max_pass_seqs; // sequences of a pass
     uint32_t min_logits;    // rows of a pass that can always have logits
-    /* Bytes that the caller will allocate once the model is loaded; block_bytes: of a KV block.
-     * NULL: none. */
-    size_t (*beside)(const void *arg, size_t block_bytes);
+    /* Bytes that the caller will allocate once the model is loaded. NULL: none. */
+    size_t (*beside)(const void *arg, const struct kv_shape *shape);
     const void *beside_arg;
     uint32_t n_vocab;   // tokens that can be drawn; further rows of the head are padding
     unsigned max_dists; // distributions that threads compute at the same time; 0: 1
@@ -47,7 +46,8 @@ struct runner_options {
 struct runner_memory {
     size_t weights; // without those that another service has mapped
     size_t activations;
-    size_t kv;     // the pool and its index, and states of recurrent layers
+    size_t kv;     // the pool and its index
+    size_t states; // of recurrent layers
     size_t beside; // pages read ahead while packing, distributions, requests
 };
 

@@ -201,7 +201,7 @@ static void add_experts(struct file *f, uint32_t l)
         layer_tensor(f, l, "ffn_up_exps.bias", f->n_expert_ff, f->n_experts);
         layer_tensor(f, l, "ffn_down_exps.bias", f->n_embd, f->n_experts);
     }
-    if (!is(f, "qwen2moe") && !is(f, "qwen35moe"))
+    if (!is(f, "qwen2moe") && !is(f, "qwen35moe") && !is(f, "qwen3next"))
         return;
     layer_tensor(f, l, "ffn_gate_inp_shexp.weight", f->n_embd, 0);
     layer_tensor(f, l, "ffn_gate_shexp.weight", f->n_embd, f->n_ff);
@@ -218,7 +218,7 @@ static void add_feed_forward(struct file *f, uint32_t l)
 
 static bool has_delta(const struct file *f)
 {
-    return is(f, "qwen35") || is(f, "qwen35moe");
+    return is(f, "qwen35") || is(f, "qwen35moe") || is(f, "qwen3next");
 }
 
 static void add_delta(struct file *f, uint32_t l)
@@ -227,8 +227,12 @@ static void add_delta(struct file *f, uint32_t l)
     const uint32_t channels = 2 * f->n_delta_k_heads * f->delta_dim + n_values;
     layer_tensor(f, l, "attn_qkv.weight", f->n_embd, channels);
     layer_tensor(f, l, "attn_gate.weight", f->n_embd, n_values);
-    layer_tensor(f, l, "ssm_beta.weight", f->n_embd, f->n_delta_v_heads);
-    layer_tensor(f, l, "ssm_alpha.weight", f->n_embd, f->n_delta_v_heads);
+    if (is(f, "qwen3next")) {
+        layer_tensor(f, l, "ssm_ba.weight", f->n_embd, 2 * f->n_delta_v_heads);
+    } else {
+        layer_tensor(f, l, "ssm_beta.weight", f->n_embd, f->n_delta_v_heads);
+        layer_tensor(f, l, "ssm_alpha.weight", f->n_embd, f->n_delta_v_heads);
+    }
     layer_tensor(f, l, "ssm_conv1d.weight", f->n_taps, channels);
     layer_tensor(f, l, "ssm_dt.bias", f->n_delta_v_heads, 0);
     layer_tensor(f, l, "ssm_a", f->n_delta_v_heads, 0);
@@ -340,9 +344,9 @@ static void plan_file(struct file *f, struct input *in)
     static const struct {
         const char *name;
         bool has_experts;
-    } archs[] = {{"llama", false},   {"qwen2", false},   {"qwen3", false},   {"llama", true},
-                 {"qwen2moe", true}, {"qwen3moe", true}, {"qwen3vl", false}, {"qwen3vlmoe", true},
-                 {"gpt-oss", true},  {"qwen35", false},  {"qwen35moe", true}};
+    } archs[] = {{"llama", false},   {"qwen2", false},   {"qwen3", false},    {"llama", true},
+                 {"qwen2moe", true}, {"qwen3moe", true}, {"qwen3vl", false},  {"qwen3vlmoe", true},
+                 {"gpt-oss", true},  {"qwen35", false},  {"qwen35moe", true}, {"qwen3next", true}};
     const uint64_t arch = take_below(in, ARRAY_LEN(archs));
     f->version = 3;
     f->arch = archs[arch].name;

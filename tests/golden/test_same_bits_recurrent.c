@@ -196,10 +196,10 @@ static void a_sequence_that_begins_at_a_snapshot_has_the_same_bits(void **state)
     struct kv_seq a = model_rig_seq(&r), b = model_rig_seq(&r);
     model_rig_feed(&r, &a, tokens, 96, 0, NULL);
     kv_enter(r.kv, &a, &root, tokens, 96);
-    kv_snapshot(r.kv, &a);
+    kv_snapshot(r.kv, &a, KV_REPLACE_OLDEST, 0);
     model_rig_feed(&r, &a, tokens + 96, 50, 0, NULL); // no snapshot after it
     kv_enter(r.kv, &a, &root, tokens, 146);
-    kv_snapshot(r.kv, &a); // not at the end of a block: none
+    kv_snapshot(r.kv, &a, KV_REPLACE_OLDEST, 0); // not at the end of a block: none
     assert_int_equal(kv_figures(r.kv).n_snapshots, 1);
     for (unsigned released = 0; released < 2; released++) {
         uint32_t held;

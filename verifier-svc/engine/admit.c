@@ -70,6 +70,7 @@ static void match_prefix(struct engine *e, struct seq *s)
     struct kv_root root = seq_root(s);
     uint32_t n = kv_match(e->loaded->run.kv, &s->kv, &root, s->tokens, s->n - 1);
     s->n_snapshot = n;
+    s->n_own_snapshot = 0;
     if (!s->started)
         s->n_cached = n;
 }
@@ -292,7 +293,7 @@ static uint32_t common_rows(const struct engine *e, const struct seq *s, const s
     uint32_t n = 0, most = min_u32(s->n - 1, r->n);
     while (n < most && a[n] == b[n])
         n++;
-    return snapshots_common(e, n);
+    return snapshots_common(e, r, n);
 }
 
 /* Whether s still waits for n_rows that another flow computes: at most as long as they take alone.

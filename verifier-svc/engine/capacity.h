@@ -1,8 +1,8 @@
 /* capacity.h - seats and KV blocks: what a request needs, what is free, and who gives up its part.
  *
- * A seat is one of max_sequences. If seats or blocks lack, the flow with the most shares them. It
- * keeps at least as much as the other flow gets. Its newest running sequences return to the queue
- * and continue later with the same bits.
+ * A seat is one of max_sequences, or of the states of recurrent layers if these are fewer. If seats
+ * or blocks lack, the flow with the most shares them. It keeps at least as much as the other flow
+ * gets. Its newest running sequences return to the queue and continue later with the same bits.
  *
  * Threads: the engine's. */
 #pragma once

@@ -73,11 +73,15 @@ static int copy_facts(struct loaded_model *s)
     return 0;
 }
 
-static size_t disk_bytes(const void *arg, size_t block_bytes)
+/* Nothing is on disk of a model with recurrent layers: kv_tier_new(). */
+static size_t disk_bytes(const void *arg, const struct kv_shape *shape)
 {
     const struct verifier_options *o = arg;
-    return kv_disk_bytes(&(struct kv_store_options){.max_bytes = (uint64_t)o->kv_disk_size << 20,
-                                                    .block_bytes = (uint32_t)block_bytes});
+    if (kv_bytes_state(shape))
+        return 0;
+    return kv_disk_bytes(
+        &(struct kv_store_options){.max_bytes = (uint64_t)o->kv_disk_size << 20,
+                                   .block_bytes = (uint32_t)kv_bytes_block(shape)});
 }
 
 int loaded_model_load(struct loaded_model *s, const struct verifier_options *o,

@@ -146,6 +146,12 @@ static void pack_draft(struct pass_plan *to, uint32_t seq, const struct seq *s)
     }
 }
 
+/* Other choices begin with the prompt's last row, so their states begin before it. */
+static bool forks_before_last_row(const struct seq *s)
+{
+    return s->choice == 0 && s->req->n > 1 && s->n == s->n_prompt;
+}
+
 static void pack(struct engine *e)
 {
     struct pass_plan *to = &e->loaded->run.plan;
@@ -154,7 +160,8 @@ static void pack(struct engine *e)
         struct seq *s = e->pass[p];
         const uint32_t n_draft = s->kv.len > s->n ? seq_n_draft(s) : 0;
         const uint32_t from = s->kv.len - n_draft - s->n_rows;
-        const uint32_t seq = pass_plan_add_seq(to, &s->kv, n_draft);
+        const bool forks = from + s->n_rows == s->n && forks_before_last_row(s);
+        const uint32_t seq = pass_plan_add_seq(to, &s->kv, n_draft + forks);
         s->last_row = to->n_rows + s->n_rows - 1;
         pass_plan_add_chain(to, seq, s->tokens + from, from, s->n_rows, from + s->n_rows == s->n);
         if (n_draft)

@@ -47,10 +47,11 @@ struct seq {
 
     uint32_t *tokens; // (max_len), from seq_open() on
     uint32_t n_prompt, n, max_len;
-    struct kv_seq kv;    // rows of tokens [0, kv.len); between rounds at most n - 1
-    uint32_t n_cached;   // rows of the prompt that were cached when it was admitted
-    uint32_t n_restored; // of these, rows that were read from disk for it
-    uint32_t n_snapshot; // rows before its last snapshot (snapshots.h), or that it found
+    struct kv_seq kv;        // rows of tokens [0, kv.len); between rounds at most n - 1
+    uint32_t n_cached;       // rows of the prompt that were cached when it was admitted
+    uint32_t n_restored;     // of these, rows that were read from disk for it
+    uint32_t n_snapshot;     // rows before its last snapshot (snapshots.h), or that it found
+    uint32_t n_own_snapshot; // the same of one that it made and may replace; 0: none
     enum seq_restore restore;
     int64_t restore_until_us;   // after it, continues without these rows; 0: not requested yet
     int64_t share_until_us;     // then starts without rows that another flow computes; 0: unset

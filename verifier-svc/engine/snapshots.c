@@ -25,15 +25,21 @@ uint32_t snapshots_rows_left(const struct engine *e, const struct seq *s)
 void snapshots_keep(struct engine *e, struct seq *s)
 {
     const uint32_t len = s->kv.state_len;
-    const bool due = len / SNAPSHOT_ROWS > s->n_snapshot / SNAPSHOT_ROWS || len == prompt_end(s);
+    const bool is_end = len == prompt_end(s);
+    const bool due = is_end || len / SNAPSHOT_ROWS > s->n_snapshot / SNAPSHOT_ROWS;
     if (!s->kv.has_state || !has_snapshots(e) || !due || !len || len % KV_BLOCK)
         return;
-    kv_snapshot(e->loaded->run.kv, &s->kv);
+    if (!kv_snapshot(e->loaded->run.kv, &s->kv, is_end ? KV_REPLACE_OLDEST : KV_REPLACE_OWN,
+                     s->n_own_snapshot))
+        return;
     s->n_snapshot = len;
+    s->n_own_snapshot = is_end ? 0 : len;
 }
 
-uint32_t snapshots_common(const struct engine *e, uint32_t n)
+uint32_t snapshots_common(const struct engine *e, const struct seq *r, uint32_t n)
 {
-    const uint32_t unit = e->loaded->run.n_states ? SNAPSHOT_ROWS : KV_BLOCK;
-    return n / unit * unit;
+    if (!e->loaded->run.n_states)
+        return n / KV_BLOCK * KV_BLOCK;
+    const uint32_t end = prompt_end(r);
+    return max_u32(n / SNAPSHOT_ROWS * SNAPSHOT_ROWS, end <= n ? end : 0);
 }

@@ -83,6 +83,29 @@ static void same_choices(const struct answer *a, const struct answer *b, unsigne
     assert_memory_equal(a->hashes, b->hashes, n * sizeof(a->hashes[0]));
 }
 
+/* Choices share the prompt's rows and a copy of its state. */
+static void choices_have_the_same_answers(void **state)
+{
+    (void)state;
+    struct topic w;
+    AUTO(mem_free) struct answer *a = answers_new(1), *alone = answers_new(1);
+    const double before = metric_of(client, "tandem_num_preemptions_total");
+    for (unsigned i = 0; i < 4; i++) {
+        ask_for(&w, 300 + i, 1 + 40 * i, 60);
+        w.msg.n = 4;
+        memset(a, 0, sizeof(*a));
+        memset(alone, 0, sizeof(*alone));
+        generation_run(client, &w.msg, a);
+        generation_run(plain_client, &w.msg, alone);
+        same_choices(a, alone, 4);
+        w.msg.n = 1;
+        memset(alone, 0, sizeof(*alone));
+        generation_run(plain_client, &w.msg, alone);
+        topic_same(a, alone);
+    }
+    assert_true(metric_of(client, "tandem_num_preemptions_total") == before);
+}
+
 /* The pool holds fewer positions than these requests need together. */
 static void company_and_preemption_change_nothing(void **state)
 {
@@ -92,7 +115,7 @@ static void company_and_preemption_change_nothing(void **state)
     struct generation g[N_TOGETHER];
     const double before = metric_of(client, "tandem_num_preemptions_total");
     for (unsigned i = 0; i < N_TOGETHER; i++) {
-        ask_for(&w[i], i, 5 + 20 * i, 250);
+        ask_for(&w[i], i, 100 + 10 * i, 300);
         w[i].msg.n = i % 3 == 0 ? 3 : 1;
         generation_start(&g[i], client, &w[i].msg, &a[i]);
     }
@@ -161,6 +184,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prompt_begins_at_a_snapshot),
         cmocka_unit_test(drafts_change_nothing),
+        cmocka_unit_test(choices_have_the_same_answers),
         cmocka_unit_test(company_and_preemption_change_nothing),
     };
     return cmocka_run_group_tests(tests, start, stop);

@@ -62,6 +62,11 @@ static void run(struct kv_seq *seq, unsigned prompt, uint32_t n)
     check();
 }
 
+static void snapshot(const struct kv_seq *seq)
+{
+    kv_snapshot(kv, seq, KV_REPLACE_OLDEST, 0);
+}
+
 static float state_of(const struct kv_seq *seq)
 {
     return kv_bytes_state_at(kv_bytes_of(kv), 0, seq->state)[0];
@@ -107,7 +112,7 @@ static void a_snapshot_has_the_last_logged_rows(void **state)
     run(&a, 0, 2 * KV_BLOCK);
     for (uint32_t i = 2 * KV_BLOCK - KV_MAX_TAPS + 1; i < 2 * KV_BLOCK; i++)
         logged(&a, i)[7] = (float)i;
-    kv_snapshot(kv, &a);
+    snapshot(&a);
     assert_int_equal(kv_match(kv, &b, &root, tokens[0], N_ROWS), 2 * KV_BLOCK);
     for (uint32_t i = 2 * KV_BLOCK - KV_MAX_TAPS + 1; i < 2 * KV_BLOCK; i++)
         assert_true(logged(&b, i)[7] == (float)i);
@@ -128,7 +133,7 @@ static void no_state_is_no_space(void **state)
     kv_seq_done(kv, &d);
 }
 
-static void draft_rows_are_dropped_and_states_are_not_forked(void **state)
+static void draft_rows_are_dropped(void **state)
 {
     (void)state;
     run(&a, 0, 20);
@@ -136,7 +141,46 @@ static void draft_rows_are_dropped_and_states_are_not_forked(void **state)
     a.state_len = 21;
     kv_keep(kv, &a, 21, (const uint32_t[]){21, 22}, 2);
     assert_true(a.len == 23 && a.state_len == 21);
-    assert_int_equal(kv_fork(kv, &a, 16, &b), -ENOSPC);
+    check();
+}
+
+static void a_sequence_is_forked_at_its_states_position(void **state)
+{
+    (void)state;
+    run(&a, 0, 20);
+    assert_int_equal(kv_grow(kv, &a, 1), 0); // a row after the state
+    logged(&a, 19)[7] = 19;
+    assert_int_equal(kv_fork(kv, &a, 19, &b), -ENOSPC);
+    assert_int_equal(kv_fork(kv, &a, 21, &b), -ENOSPC);
+    assert_false(b.has_state);
+    assert_int_equal(kv_fork(kv, &a, 20, &b), 0);
+    assert_true(b.len == 20 && b.state_len == 20 && b.state != a.state && state_of(&b) == 20);
+    assert_true(logged(&b, 19)[7] == 19);
+    check();
+    run(&c, 1, 1);
+    kv_release(kv, &b);
+    run(&b, 1, 1);
+    struct kv_seq d;
+    assert_int_equal(kv_seq_init(&d, N_ROWS), 0);
+    assert_int_equal(kv_fork(kv, &a, 20, &d), -ENOSPC); // no state is free
+    kv_seq_done(kv, &d);
+}
+
+static void one_snapshot_of_a_sequence_may_replace_another(void **state)
+{
+    (void)state;
+    uint32_t held;
+    run(&b, 1, KV_BLOCK);
+    snapshot(&b);
+    run(&a, 0, KV_BLOCK); // the last free state
+    assert_false(kv_snapshot(kv, &a, KV_REPLACE_OWN, 0));
+    kv_release(kv, &b);
+    assert_true(kv_snapshot(kv, &a, KV_REPLACE_OWN, 0));
+    run(&a, 0, KV_BLOCK);
+    assert_true(kv_snapshot(kv, &a, KV_REPLACE_OWN, KV_BLOCK));
+    assert_int_equal(kv_find(kv, &root, tokens[0], KV_BLOCK, &held), 0);
+    assert_int_equal(kv_find(kv, &root, tokens[0], N_ROWS, &held), 2);
+    assert_int_equal(kv_find(kv, &root, tokens[1], N_ROWS, &held), 1);
     check();
 }
 
@@ -145,10 +189,10 @@ static void a_prefix_begins_at_its_last_snapshot(void **state)
     (void)state;
     uint32_t held;
     run(&a, 0, KV_BLOCK);
-    kv_snapshot(kv, &a);
-    kv_snapshot(kv, &a); // has one already
+    snapshot(&a);
+    snapshot(&a); // has one already
     run(&a, 0, KV_BLOCK + 3);
-    kv_snapshot(kv, &a); // not the end of a block
+    snapshot(&a); // not the end of a block
     assert_int_equal(kv_figures(kv).n_snapshots, 1);
     assert_int_equal(kv_find(kv, &root, tokens[0], N_ROWS, &held), 1);
     assert_int_equal(held, 1);
@@ -165,16 +209,16 @@ static void the_snapshot_used_longest_ago_is_given_up(void **state)
     (void)state;
     uint32_t held;
     run(&a, 0, KV_BLOCK);
-    kv_snapshot(kv, &a);
+    snapshot(&a);
     run(&b, 1, KV_BLOCK);
-    kv_snapshot(kv, &b); // takes the other's
+    snapshot(&b); // takes the other's
     assert_int_equal(kv_find(kv, &root, tokens[0], N_ROWS, &held), 0);
     assert_int_equal(kv_find(kv, &root, tokens[1], N_ROWS, &held), 1);
     run(&c, 0, 1); // takes that one, too
     assert_int_equal(kv_figures(kv).n_snapshots, 0);
     kv_release(kv, &a);
     kv_release(kv, &c);
-    kv_snapshot(kv, &b);
+    snapshot(&b);
     run(&a, 0, KV_BLOCK); // the last free one
     assert_int_equal(kv_match(kv, &c, &root, tokens[1], N_ROWS),
                      KV_BLOCK); // becomes the sequence's
@@ -187,7 +231,7 @@ static void an_evicted_block_loses_its_snapshot(void **state)
 {
     (void)state;
     run(&a, 0, KV_BLOCK);
-    kv_snapshot(kv, &a);
+    snapshot(&a);
     kv_release(kv, &a);
     assert_int_equal(kv_figures(kv).n_snapshots, 1);
     struct kv_seq d;
@@ -207,7 +251,9 @@ int main(void)
         TEST(there_is_nothing_before_a_new_state),
         TEST(a_snapshot_has_the_last_logged_rows),
         TEST(no_state_is_no_space),
-        TEST(draft_rows_are_dropped_and_states_are_not_forked),
+        TEST(draft_rows_are_dropped),
+        TEST(a_sequence_is_forked_at_its_states_position),
+        TEST(one_snapshot_of_a_sequence_may_replace_another),
         TEST(a_prefix_begins_at_its_last_snapshot),
         TEST(the_snapshot_used_longest_ago_is_given_up),
         TEST(an_evicted_block_loses_its_snapshot),

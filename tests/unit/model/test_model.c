@@ -397,8 +397,8 @@ static void delta_nets_that_cannot_be_are_refused(void **state)
     assert_refused(f, -EINVAL, "blk.0.ssm_dt.bias is missing");
 }
 
-/* The layers that guess further tokens are the last ones of block_count. */
-static void layers_that_guess_further_tokens_are_skipped(void **state)
+/* The layers for multi-token prediction are the last ones of block_count. */
+static void layers_for_multi_token_prediction_are_skipped(void **state)
 {
     (void)state;
     struct tiny t = {.arch = "qwen3", .seed = 3, .n_layers = 3};
@@ -960,7 +960,7 @@ int main(void)
         cmocka_unit_test(wrong_shapes_name_both),
         cmocka_unit_test(numbers_out_of_range_are_refused),
         cmocka_unit_test(delta_nets_that_cannot_be_are_refused),
-        cmocka_unit_test(layers_that_guess_further_tokens_are_skipped),
+        cmocka_unit_test(layers_for_multi_token_prediction_are_skipped),
         cmocka_unit_test(experts_that_cannot_be_are_refused),
         cmocka_unit_test(windows_that_cannot_be_are_refused),
         cmocka_unit_test(experts_of_another_architecture_are_refused),

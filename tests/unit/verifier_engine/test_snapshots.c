@@ -111,10 +111,12 @@ static void without_a_prefix_cache_there_is_no_snapshot(void **state)
 static void sequences_share_what_lies_before_a_snapshot(void **state)
 {
     (void)state;
-    assert_int_equal(snapshots_common(&engine, 1100), 1024);
-    assert_int_equal(snapshots_common(&engine, 511), 0);
+    assert_int_equal(snapshots_common(&engine, &seq, 1100), 1024);
+    assert_int_equal(snapshots_common(&engine, &seq, 511), 192); // the end of the prompt
+    assert_int_equal(snapshots_common(&engine, &seq, 192), 192);
+    assert_int_equal(snapshots_common(&engine, &seq, 191), 0);
     loaded.run.n_states = 0;
-    assert_int_equal(snapshots_common(&engine, 1100), 1088);
+    assert_int_equal(snapshots_common(&engine, &seq, 1100), 1088);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
