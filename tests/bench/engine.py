@@ -346,7 +346,7 @@ def options(arguments):
     p.add_argument("--reps", type=int, default=7, help="turns (default: 7)")
     p.add_argument("--peer", default="best", 
                    help="no: measure without llama.cpp; or one of its builds: haswell, icelake, ... (default: best)")
-    p.add_argument("--ik", metavar="DIR", help="also measure ik_llama.cpp: the folder of its llama-bench and llama-speculative")
+    p.add_argument("--ik", metavar="DIR", help="also measure ik_llama.cpp: the folder of its llama-bench and llama-server")
     p.add_argument("--against", metavar="BUILD", help="decode, verify, prefill: measure beside another build of Tandem "
                    "instead of llama.cpp, such as ../old/build/release")
     p.add_argument("--kv-type", default="f16", choices=["int8", "f16", "f32"],
@@ -366,7 +366,7 @@ def options(arguments):
         p.error("--against is for decode, verify and prefill")
     if o.against:
         o.peer = "no"
-    program = "llama-speculative" if o.bench == "spec" else "llama-bench"
+    program = "llama-server" if o.bench == "spec" else "llama-bench"
     if o.ik and not os.path.exists(os.path.join(o.ik, program)):
         p.error("--ik: there is no %s in %s" % (program, o.ik))
     if o.ik and o.bench == "decode" and 1 not in o.rows:
