@@ -55,15 +55,22 @@ struct arch_tensor {
     {                                                                                              \
         CHECKPOINT_FFN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(ffn.norm)                          \
     }
+/* The same where the file calls the second one a norm after attention. */
+#define ARCH_POST_NORMS                                                                            \
+    {CHECKPOINT_ATTN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(attn.norm)},                         \
+    {                                                                                              \
+        CHECKPOINT_ATTN_POST_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(ffn.norm)                    \
+    }
 /* The norms of the heads of q and k. */
 #define ARCH_HEAD_NORMS                                                                            \
     {CHECKPOINT_ATTN_Q_NORM, ARCH_K_DIM, ARCH_ONE, .to = ARCH_TO(attn.q_norm)},                    \
     {                                                                                              \
         CHECKPOINT_ATTN_K_NORM, ARCH_K_DIM, ARCH_ONE, .to = ARCH_TO(attn.k_norm)                   \
     }
-/* The matrices of attention over every position. */
-#define ARCH_ATTENTION                                                                             \
-    {CHECKPOINT_ATTN_Q, ARCH_EMBD, ARCH_Q_ROWS, .to = ARCH_TO(attn.q), .joins_next = true},        \
+/* The matrices of attention over every position. q_rows: ARCH_GATED_Q_ROWS if it has gates. */
+#define ARCH_ATTENTION ARCH_ATTENTION_OF(ARCH_Q_ROWS)
+#define ARCH_ATTENTION_OF(q_rows)                                                                  \
+    {CHECKPOINT_ATTN_Q, ARCH_EMBD, (q_rows), .to = ARCH_TO(attn.q), .joins_next = true},           \
         {CHECKPOINT_ATTN_K, ARCH_EMBD, ARCH_K_ROWS, .to = ARCH_TO(attn.k), .joins_next = true},    \
         {CHECKPOINT_ATTN_V, ARCH_EMBD, ARCH_V_ROWS, .to = ARCH_TO(attn.v)},                        \
     {                                                                                              \

@@ -3,8 +3,7 @@
 #include "model/arch.h"
 
 static const struct arch_tensor tensors[] = {
-    {CHECKPOINT_ATTN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(attn.norm)},
-    {CHECKPOINT_ATTN_POST_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(ffn.norm)},
+    ARCH_POST_NORMS,
     {CHECKPOINT_ATTN_Q_BIAS, ARCH_Q_ROWS, ARCH_ONE, .to = ARCH_TO(attn.q_bias)},
     {CHECKPOINT_ATTN_K_BIAS, ARCH_K_ROWS, ARCH_ONE, .to = ARCH_TO(attn.k_bias)},
     {CHECKPOINT_ATTN_V_BIAS, ARCH_V_ROWS, ARCH_ONE, .to = ARCH_TO(attn.v_bias)},

@@ -5,24 +5,15 @@
  * same position. */
 #include "model/arch.h"
 
-#define NORMS                                                                                      \
-    {CHECKPOINT_ATTN_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(attn.norm)},                         \
-    {                                                                                              \
-        CHECKPOINT_ATTN_POST_NORM, ARCH_EMBD, ARCH_ONE, .to = ARCH_TO(ffn.norm)                    \
-    }
-#define GATED_ATTENTION                                                                            \
-    {CHECKPOINT_ATTN_Q, ARCH_EMBD, ARCH_GATED_Q_ROWS, .to = ARCH_TO(attn.q), .joins_next = true},  \
-        {CHECKPOINT_ATTN_K, ARCH_EMBD, ARCH_K_ROWS, .to = ARCH_TO(attn.k), .joins_next = true},    \
-        {CHECKPOINT_ATTN_V, ARCH_EMBD, ARCH_V_ROWS, .to = ARCH_TO(attn.v)},                        \
-    {                                                                                              \
-        CHECKPOINT_ATTN_OUTPUT, ARCH_O_COLS, ARCH_EMBD, .to = ARCH_TO(attn.o)                      \
-    }
+#define GATED_ATTENTION ARCH_ATTENTION_OF(ARCH_GATED_Q_ROWS)
+/* All but beta and alpha, which follow. */
 #define DELTA_BUT_GATES                                                                            \
     {CHECKPOINT_DELTA_CONV, ARCH_TAPS, ARCH_DELTA_CHANNELS, .to = ARCH_TO(attn.delta.conv),        \
      .is_transposed = true},                                                                       \
         {CHECKPOINT_DELTA_DT_BIAS, ARCH_DELTA_HEADS, ARCH_ONE, .to = ARCH_TO(attn.delta.dt_bias)}, \
         {CHECKPOINT_DELTA_A, ARCH_DELTA_HEADS, ARCH_ONE, .to = ARCH_TO(attn.delta.a)},             \
         {CHECKPOINT_DELTA_NORM, ARCH_DELTA_DIM, ARCH_ONE, .to = ARCH_TO(attn.delta.norm)},         \
+        {CHECKPOINT_DELTA_OUTPUT, ARCH_DELTA_VALUES, ARCH_EMBD, .to = ARCH_TO(attn.o)},            \
         {CHECKPOINT_DELTA_QKV, ARCH_EMBD, ARCH_DELTA_CHANNELS, .to = ARCH_TO(attn.delta.qkv),      \
          .joins_next = true},                                                                      \
     {                                                                                              \
@@ -33,29 +24,27 @@
     DELTA_BUT_GATES,                                                                               \
         {CHECKPOINT_DELTA_BETA, ARCH_EMBD, ARCH_DELTA_HEADS, .to = ARCH_TO(attn.delta.beta),       \
          .joins_next = true},                                                                      \
-        {CHECKPOINT_DELTA_ALPHA, ARCH_EMBD, ARCH_DELTA_HEADS, .to = ARCH_TO(attn.delta.alpha)},    \
     {                                                                                              \
-        CHECKPOINT_DELTA_OUTPUT, ARCH_DELTA_VALUES, ARCH_EMBD, .to = ARCH_TO(attn.o)               \
+        CHECKPOINT_DELTA_ALPHA, ARCH_EMBD, ARCH_DELTA_HEADS, .to = ARCH_TO(attn.delta.alpha)       \
     }
 /* That of Qwen 3 Next. */
 #define GROUPED_DELTA                                                                              \
     DELTA_BUT_GATES,                                                                               \
-        {CHECKPOINT_DELTA_BETA_ALPHA, ARCH_EMBD, ARCH_DELTA_GATES,                                 \
-         .to = ARCH_TO(attn.delta.beta_alpha)},                                                    \
     {                                                                                              \
-        CHECKPOINT_DELTA_OUTPUT, ARCH_DELTA_VALUES, ARCH_EMBD, .to = ARCH_TO(attn.o)               \
+        CHECKPOINT_DELTA_BETA_ALPHA, ARCH_EMBD, ARCH_DELTA_GATES,                                  \
+            .to = ARCH_TO(attn.delta.beta_alpha)                                                   \
     }
 
-static const struct arch_tensor full_dense[] = {NORMS, ARCH_HEAD_NORMS, GATED_ATTENTION,
+static const struct arch_tensor full_dense[] = {ARCH_POST_NORMS, ARCH_HEAD_NORMS, GATED_ATTENTION,
                                                 ARCH_DENSE};
-static const struct arch_tensor full_experts[] = {NORMS, ARCH_HEAD_NORMS, GATED_ATTENTION,
+static const struct arch_tensor full_experts[] = {ARCH_POST_NORMS, ARCH_HEAD_NORMS, GATED_ATTENTION,
                                                   ARCH_OF_EXPERTS, ARCH_SHARED_EXPERT};
-static const struct arch_tensor delta_dense[] = {NORMS, DELTA, ARCH_DENSE};
-static const struct arch_tensor delta_experts[] = {NORMS, DELTA, ARCH_OF_EXPERTS,
+static const struct arch_tensor delta_dense[] = {ARCH_POST_NORMS, DELTA, ARCH_DENSE};
+static const struct arch_tensor delta_experts[] = {ARCH_POST_NORMS, DELTA, ARCH_OF_EXPERTS,
                                                    ARCH_SHARED_EXPERT};
 
-static const struct arch_tensor grouped_experts[] = {NORMS, GROUPED_DELTA, ARCH_OF_EXPERTS,
-                                                     ARCH_SHARED_EXPERT};
+static const struct arch_tensor grouped_experts[] = {ARCH_POST_NORMS, GROUPED_DELTA,
+                                                     ARCH_OF_EXPERTS, ARCH_SHARED_EXPERT};
 
 #define TENSORS(of) .tensors = (of), .n_tensors = ARRAY_LEN(of)
 #define EXPERTS .ffn = MODEL_FFN_EXPERTS, .weights_sum_to_1 = true, .has_shared_expert = true
@@ -70,6 +59,7 @@ static const struct arch_layer layers[2][2] = {
 static const struct arch_layer grouped = {
     .attn = MODEL_ATTN_DELTA, .is_grouped = true, EXPERTS, TENSORS(grouped_experts)};
 
+/* full_every 0: not read yet. */
 static bool has_full_attention(const struct model_params *p, uint32_t l)
 {
     return p->full_every && (l + 1) % p->full_every == 0;

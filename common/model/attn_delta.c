@@ -5,8 +5,9 @@
  * depend on the chunks of a prompt.
  *
  * A pass cannot know which draft rows will be accepted. The state therefore stays at the position
- * before them, and their inputs are logged. The next pass first replays those that were accepted.
- * So a rejected draft costs nothing later, and no state is copied.
+ * before them, and their inputs are logged. Draft rows change a copy of a head, which stays in a
+ * cache. The next pass first replays those that were accepted. So a rejected draft costs nothing
+ * later, and no whole state is copied.
  *
  * Value heads of all sequences are split among the threads. */
 #include <math.h>

@@ -124,7 +124,7 @@ static int refuse(const struct runner *r, size_t available, size_t promised)
     const struct runner_memory *m = &r->memory;
     const struct kv_shape shape = kv_shape(r);
     size_t all = runner_bytes(m), rest_mib = (all - m->kv) >> 20, available_mib = available >> 20;
-    char advice[128] = "use a smaller model or type of weights", others[96] = "";
+    char advice[128] = "use a smaller model or type of weights", others[96] = "", states[64] = "";
     if (rest_mib + 1 + (m->kv / r->n_blocks * MIN_BLOCKS >> 20) < available_mib) {
         /* The blocks' part of the pool's memory, without their index. */
         double rows = (double)kv_bytes_block(&shape) * r->n_blocks / (double)m->kv;
@@ -132,14 +132,16 @@ static int refuse(const struct runner *r, size_t available, size_t promised)
                  r->opt.prefix ? r->opt.prefix : "",
                  (size_t)(rows * (double)(available_mib - rest_mib - 1)));
     }
+    if (m->states)
+        snprintf(states, sizeof(states), "states of recurrent layers %zu, ", m->states >> 20);
     if (promised >> 20)
         snprintf(others, sizeof(others), " beside %zu that other services here have reserved",
                  promised >> 20);
     return fail(-ENOMEM,
-                "not enough memory: %zu MiB needed (weights %zu, KV pool %zu, activations %zu, "
+                "not enough memory: %zu MiB needed (weights %zu, KV pool %zu, %sactivations %zu, "
                 "other %zu), %zu MiB available%s; %s",
-                all >> 20, m->weights >> 20, m->kv >> 20, m->activations >> 20,
-                (m->states + m->beside) >> 20, available_mib, others, advice);
+                all >> 20, m->weights >> 20, m->kv >> 20, states, m->activations >> 20,
+                m->beside >> 20, available_mib, others, advice);
 }
 
 /* Weights that another service has in memory already. Pages of the file that nobody maps do not

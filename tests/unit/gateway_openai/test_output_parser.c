@@ -809,47 +809,39 @@ static void a_failed_allocation_makes_no_call(void **state)
     }
 }
 
+/* Each allocation fails once. Then there is an error, else n bytes of content. */
+static void fail_each_allocation(const struct output_parser_rules *r, const char *text, size_t n)
+{
+    for (unsigned at = 1, failed = true; failed; at++) {
+        struct output_parser p;
+        struct output_parser_out o;
+        output_parser_init(&p, r);
+        output_parser_out_init(&o);
+        failing_at(at);
+        output_parser_feed(&p, text, strlen(text), &o);
+        output_parser_end(&p, &o);
+        failed = failing_has_failed();
+        assert_true(failed ? o.content.error != 0 : o.content.len == n);
+        output_parser_out_done(&o);
+        output_parser_done(&p);
+    }
+}
+
 /* The last byte of this candidate shows that it is no call, and the candidate grows for it. */
 static void a_failed_allocation_loses_no_byte_silently(void **state)
 {
     (void)state;
     char text[257];
     snprintf(text, sizeof(text), "<tool_call>%244sx", "");
-    for (unsigned n = 1, failed = true; failed; n++) {
-        const struct output_parser_rules r = {.format = TOOLS_HERMES};
-        struct output_parser p;
-        struct output_parser_out o;
-        output_parser_init(&p, &r);
-        output_parser_out_init(&o);
-        failing_at(n);
-        output_parser_feed(&p, text, strlen(text), &o);
-        output_parser_end(&p, &o);
-        failed = failing_has_failed();
-        assert_true(failed ? o.content.error != 0 : o.content.len == strlen(text));
-        output_parser_out_done(&o);
-        output_parser_done(&p);
-    }
+    fail_each_allocation(&(struct output_parser_rules){.format = TOOLS_HERMES}, text, strlen(text));
 }
 
 /* The same in the format of gpt-oss. */
 static void a_failed_allocation_loses_no_channel_silently(void **state)
 {
     (void)state;
-    static const char text[] = HEADER("final") "said";
-    for (unsigned n = 1, failed = true; failed; n++) {
-        const struct output_parser_rules r = {.is_harmony = true};
-        struct output_parser p;
-        struct output_parser_out o;
-        output_parser_init(&p, &r);
-        output_parser_out_init(&o);
-        failing_at(n);
-        output_parser_feed(&p, text, strlen(text), &o);
-        output_parser_end(&p, &o);
-        failed = failing_has_failed();
-        assert_true(failed ? o.content.error != 0 : o.content.len == strlen("said"));
-        output_parser_out_done(&o);
-        output_parser_done(&p);
-    }
+    fail_each_allocation(&(struct output_parser_rules){.is_harmony = true}, HEADER("final") "said",
+                         strlen("said"));
 }
 
 int main(void)
